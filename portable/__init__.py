@@ -1,0 +1,43 @@
+"""portable: write a PyTorch model once, run it on any accelerator.
+
+Importing this package does nothing but define names: it touches no device, registers nothing in torch, reads no
+environment variable. Every public name is loaded when it is first used (PEP 562).
+"""
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "compile": "portable.api",
+    "explain": "portable.api",
+    "device": "portable.api",
+    "use_backend": "portable.backends",
+    "backends": "portable.backends",
+    "config": "portable.config",
+    "errors": "portable.errors",
+    "testing": "portable.testing",
+}
+_MODULES = {"backends", "config", "errors", "testing"}
+__all__ = ["__version__", *sorted(_HOME)]
+
+if TYPE_CHECKING:
+    from portable import backends, config, errors, testing
+    from portable.api import compile, device, explain
+    from portable.backends import use_backend
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'portable' has no attribute {name!r}")
+    module = importlib.import_module(home)
+    value = module if name in _MODULES else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

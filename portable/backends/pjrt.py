@@ -1,0 +1,270 @@
+"""PJRT for the XLA family: the client, host buffers in and out, and executables.
+
+This is the only module that touches jaxlib's client. Three facts shape it:
+
+* The call path is short: the binding that takes a DLPack capsule costs 4 µs a tensor, the public one over 100.
+* A CPU import is zero-copy where the tensor is dense, row-major and aligned; XLA then reads torch's memory, so an
+  execution has always finished when `Executable.__call__` returns.
+* A forked child cannot use its parent's client, nor compile (a thread of the parent holds the compiler's alarm): it makes
+  a client of its own, and a fresh process compiles for it.
+"""
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from portable.errors import BackendUnavailableError, UnsupportedInputError
+
+COMPILE_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
+CPU_OPTIONS: dict[str, Any] = {"xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False}
+
+_lock = threading.RLock()
+_clients: dict[str, Client] = {}
+_forked = False
+_abandoned: list[Any] = []  # of the parent: never freed in a child, whose copies of the parent's threads do not run
+
+
+def _after_fork() -> None:
+    global _forked, _lock
+    _lock = threading.RLock()
+    if _clients:
+        _abandoned.append(dict(_clients))
+        _clients.clear()
+        _forked = True
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def client(platform: str = "") -> Client:
+    """This process's client of a JAX platform ('' is JAX's default one).
+
+    Raises:
+        BackendUnavailableError: JAX has no such platform here.
+    """
+    found = _clients.get(platform)
+    if found is None:
+        with _lock:
+            found = _clients.get(platform)
+            if found is None:
+                _watch_forks()
+                found = _clients[platform] = Client(platform)
+    return found
+
+
+class Client:
+    """One PJRT client and its first device."""
+
+    def __init__(self, platform: str) -> None:
+        import jax
+        import jaxlib._jax as binding
+        from jax._src.lib import xla_client
+
+        self._binding = binding
+        self._xla = xla_client
+        self.compiler: _CompilerProcess | None = None
+        if _forked:
+            if platform not in ("", "cpu"):
+                raise BackendUnavailableError(
+                    f"a forked process cannot use the parent's {platform} device",
+                    remedy="start the process with the 'spawn' method",
+                )
+            raw = xla_client.make_cpu_client()
+            self.compiler = _CompilerProcess()
+        else:
+            try:
+                raw = (jax.devices(platform) if platform else jax.devices())[0].client
+            except RuntimeError as failure:
+                raise BackendUnavailableError(
+                    f"JAX has no usable platform {platform or '(default)'}: {failure}",
+                    remedy="install the PJRT plugin of the device, or unset JAX_PLATFORMS; `portable doctor` shows what is there",
+                ) from failure
+        self.raw: Any = raw
+        self.device: Any = raw.local_devices()[0]
+        self.platform: str = raw.platform
+        self.on_host = self.platform == "cpu"
+        self.options = self._options()
+        self.residents = Residents(self)
+
+    def _options(self) -> Any:
+        from jax._src import compiler
+
+        options = compiler.get_compile_options(1, 1)
+        flags = {**COMPILE_OPTIONS, **(CPU_OPTIONS if self.on_host else {})}
+        options.env_option_overrides = list(flags.items())
+        return options
+
+    def compile(self, module: bytes) -> Executable:
+        """Compile a StableHLO module (MLIR bytecode)."""
+        devices = self._xla.DeviceList((self.device,))
+        if self.compiler is not None:
+            blob = self.compiler.compile(module)
+            return Executable(self, self.raw.deserialize_executable(blob, devices, self.options))
+        return Executable(self, self.raw.compile_and_load(module, devices, self.options))
+
+    def put(self, tensor: torch.Tensor) -> Any:
+        """A buffer on the device with the values of a dense CPU ``tensor``; zero-copy on the host where that is possible."""
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg().contiguous()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if self.on_host:
+            return self._binding.dlpack_managed_tensor_to_buffer(torch._C._to_dlpack(tensor), self.device, None)
+        import jax
+
+        from portable.lowering.program import from_host
+
+        with jax.enable_x64(True):
+            return jax.device_put(from_host(tensor), self.device)
+
+    def take(self, buffers: Sequence[Any]) -> list[torch.Tensor]:
+        """The CPU tensors that hold the values of ``buffers``, once they are computed; zero-copy on the host."""
+        self._xla.batched_block_until_ready(list(buffers))
+        if self.on_host:
+            export = self._binding.buffer_to_dlpack_managed_tensor
+            return [torch._C._from_dlpack(export(b)) for b in buffers]
+        import numpy as np
+
+        return [_from_numpy(np.asarray(b)) for b in buffers]
+
+
+def _from_numpy(array: Any) -> torch.Tensor:
+    from portable import dtypes
+
+    kind = dtypes.to_torch(array.dtype)
+    array = array.copy()
+    if array.dtype.kind in "biufc":
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view({1: "uint8", 2: "int16"}[array.dtype.itemsize])).view(kind)
+
+
+class Residents:
+    """Buffers of parameters and other long-lived tensors, uploaded again only when the tensor changed.
+
+    A change is seen by the tensor's version counter and address. On the host only zero-copy buffers are kept, which
+    see every write. On a device a write through ``.data`` moves no counter: it is not seen until `drop`.
+    """
+
+    def __init__(self, owner: Client) -> None:
+        self._owner = owner
+        self._entries: dict[int, tuple[weakref.ref, int, int, Any]] = {}
+
+    def get(self, tensor: torch.Tensor) -> Any:
+        key = id(tensor)
+        entry = self._entries.get(key)
+        if entry is not None and entry[0]() is tensor and entry[2] == tensor.data_ptr():
+            if self._owner.on_host or entry[1] == tensor._version:
+                return entry[3]
+        buffer = self._owner.put(tensor)
+        pointer = tensor.data_ptr()
+        if not self._owner.on_host or (tensor.is_contiguous() and buffer.unsafe_buffer_pointer() == pointer):
+            entries = self._entries
+            version = 0 if tensor.is_inference() else tensor._version
+            entries[key] = (weakref.ref(tensor, lambda _: entries.pop(key, None)), version, pointer, buffer)
+        return buffer
+
+    def drop(self) -> None:
+        """Forget all buffers: the next call uploads again."""
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class Executable:
+    """A compiled program on one client. Calls are thread-safe."""
+
+    def __init__(self, owner: Client, loaded: Any) -> None:
+        self.client = owner
+        self._loaded = loaded
+
+    def __call__(self, buffers: list[Any]) -> list[Any]:
+        """Run on device buffers; returns device buffers, not yet computed."""
+        return self._loaded.execute(buffers)
+
+    def memory(self) -> Any:
+        """The compiler's memory statistics (bytes of arguments, outputs, temporaries and code)."""
+        return self._loaded.get_compiled_memory_stats()
+
+    def hlo(self) -> str:
+        """The optimised HLO, with the module path and source line of each instruction."""
+        return self._loaded.get_hlo_text()
+
+
+class _CompilerProcess:
+    """A fresh process that compiles for a forked child."""
+
+    def __init__(self) -> None:
+        self._process: Any = None
+        self._lock = threading.Lock()
+
+    def compile(self, module: bytes) -> bytes:
+        import subprocess
+        import sys
+
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "portable.backends.pjrt"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+            _send(self._process.stdin, module)
+            blob = _receive(self._process.stdout)
+        if not blob:
+            raise BackendUnavailableError(
+                "the process that compiles for this forked child has failed",
+                remedy="start child processes with the 'spawn' method",
+            )
+        return blob
+
+
+def _send(stream: Any, data: bytes) -> None:
+    stream.write(len(data).to_bytes(8, "little") + data)
+    stream.flush()
+
+
+def _receive(stream: Any) -> bytes:
+    header = stream.read(8)
+    return stream.read(int.from_bytes(header, "little")) if len(header) == 8 else b""
+
+
+def _serve() -> None:
+    """Compile the modules that come in on standard input until it closes."""
+    import sys
+
+    sink, source = sys.stdout.buffer, sys.stdin.buffer
+    here = client("cpu")
+    while module := _receive(source):
+        devices = here._xla.DeviceList((here.device,))
+        loaded = here.raw.compile_and_load(module, devices, here.options)
+        _send(sink, loaded.serialize())
+
+
+def check_input(tensor: torch.Tensor, name: str, *, backend: str) -> None:
+    """Refuse, by name, a tensor that no program of the XLA family takes.
+
+    Raises:
+        UnsupportedInputError: sparse, nested, on `meta` or on a device that is not the CPU.
+    """
+    if tensor.is_nested:
+        kind, remedy = "a nested tensor", "pad it (torch.nested.to_padded_tensor) and pass a mask"
+    elif tensor.layout is not torch.strided:
+        kind, remedy = f"sparse ({tensor.layout})", "pass tensor.to_dense()"
+    elif tensor.device.type == "meta":
+        kind, remedy = "on the meta device, it has no values", "materialise it: model.to_empty(device='cpu'), then load weights"
+    elif tensor.device.type != "cpu":
+        kind, remedy = f"on {tensor.device}", f"pass CPU tensors: {backend} moves them itself (x.cpu(), model.cpu())"
+    else:
+        return
+    raise UnsupportedInputError(f"{name} is {kind}; backend {backend} takes dense CPU tensors", remedy=remedy)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,59 @@
+"""Capture: a call of a torch function → one functional ATen graph."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+
+def trace_decomposition(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """Trace a decomposition, which is functional as a rule; it is functionalised where it is not."""
+    with torch._guards.tracing(None), enable_python_dispatcher(), torch.no_grad():
+        gm = make_fx(function, tracing_mode="real", decomposition_table={})(*args)
+    if any(isinstance(n.target, OpOverload) and n.target._schema.is_mutable for n in gm.graph.nodes):
+        return trace(function, args)
+    return gm
+
+
+def trace(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor], *, mutated: list[int] | None = None) -> fx.GraphModule:
+    """Trace ``function(*args)`` at ATen level, functionalised: no op of the result writes to a tensor.
+
+    ``function`` may call autograd inside; it returns a flat sequence. The graph returns the same, followed by the new values of
+    the arguments that ``function`` wrote to, whose positions are appended to ``mutated``.
+
+    Args:
+        args: fake tensors of one mode.
+    """
+
+    def functional(*inputs: torch.Tensor) -> list[Any]:
+        mode = FunctionalTensorMode()
+        off = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
+        with off, mode:
+            wrapped = [FunctionalTensor.to_functional(t) for t in inputs]
+            for w, t in zip(wrapped, args, strict=True):
+                if t.requires_grad and not w.requires_grad:
+                    w.requires_grad_(True)
+            outputs = [_unwrapped(o) for o in function(*wrapped)]
+            for i, w in enumerate(wrapped):
+                torch._sync(w)
+                if mutated is not None and torch._functionalize_has_data_mutation(w.elem):
+                    mutated.append(i)
+                    outputs.append(_unwrapped(w))
+            return outputs
+
+    detached = [a.detach() for a in args]
+    with torch._guards.tracing(None), enable_python_dispatcher():
+        return make_fx(functional, tracing_mode="real", decomposition_table={})(*detached)
+
+
+def _unwrapped(value: Any) -> Any:
+    if not isinstance(value, FunctionalTensor):
+        return value
+    torch._sync(value)
+    return torch._from_functional_tensor(value.elem).detach()

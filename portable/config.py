@@ -1,0 +1,109 @@
+"""The environment variables of portable: one table, one parser.
+
+Nothing is read at import. Precedence everywhere: Python argument, then context manager, then environment, then default.
+An empty variable counts as unset.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from portable.errors import ConfigError
+
+FALLBACK_MODES = ("warn", "allow", "error")
+
+
+def _text(raw: str) -> str:
+    return raw.strip()
+
+
+def _choice(*legal: str) -> Callable[[str], str]:
+    def parse(raw: str) -> str:
+        value = raw.strip().lower()
+        if value not in legal:
+            raise ValueError(f"legal values: {', '.join(legal)}")
+        return value
+
+    return parse
+
+
+def _level(raw: str) -> int:
+    levels = logging.getLevelNamesMapping()
+    value = levels.get(raw.strip().upper())
+    if value is None:
+        raise ValueError(f"legal values: {', '.join(name.lower() for name in levels)}")
+    return value
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, the type it is shown with, its default, its meaning and its parser."""
+
+    name: str
+    type: str
+    default: str
+    doc: str
+    parse: Callable[[str], Any] = _text
+
+
+VARIABLES: dict[str, Variable] = {
+    v.name: v
+    for v in (
+        Variable("PORTABLE_BACKEND", "auto | name", "auto", "Backend that pt.compile uses when none is named in Python."),
+        Variable(
+            "PORTABLE_FALLBACK",
+            "warn | allow | error",
+            "warn",
+            "What to do with an op that has no lowering where the host can run it.",
+            _choice(*FALLBACK_MODES),
+        ),
+        Variable(
+            "PORTABLE_CACHE_DIR",
+            "folder",
+            "~/.cache/portable",
+            "Where compiled programs are kept.",
+            lambda raw: Path(raw).expanduser(),
+        ),
+        Variable("PORTABLE_LOG", "log level", "warning", "Level of the `portable` logger.", _level),
+    )
+}
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(name: str, raw: str) -> Any:
+    variable = VARIABLES[name]
+    try:
+        return variable.parse(raw)
+    except ValueError as failure:
+        raise ConfigError(
+            f"{name}={raw!r} is not valid; {failure}",
+            remedy=f"unset {name} for its default ({variable.default}), or run `portable env` for the table",
+        ) from failure
+
+
+def get(name: str) -> Any:
+    """The value of the variable ``name``: from the environment where it is set and not empty, else its default.
+
+    Raises:
+        ConfigError: the variable holds a value that is not legal.
+    """
+    return _parsed(name, os.environ.get(name, "").strip() or VARIABLES[name].default)
+
+
+def is_set(name: str) -> bool:
+    """Whether the environment sets ``name`` to something."""
+    return bool(os.environ.get(name, "").strip())
+
+
+@functools.cache
+def logger() -> logging.Logger:
+    """The `portable` logger, at the level of PORTABLE_LOG unless the program has set one."""
+    log = logging.getLogger("portable")
+    if log.level == logging.NOTSET:
+        log.setLevel(get("PORTABLE_LOG"))
+    return log

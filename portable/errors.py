@@ -1,0 +1,96 @@
+"""Every exception of portable: what happened, to which op on which backend, where in the user's code, and the remedy."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class PortableError(RuntimeError):
+    """Base of all errors of portable. ``remedy`` says what the user can do."""
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(f"{message}\n  Remedy: {remedy}" if remedy else message)
+        self.message = message
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple:
+        return _rebuilt, (type(self), str(self), self.__dict__)
+
+
+def _rebuilt(kind: type, text: str, state: dict) -> PortableError:
+    error = kind.__new__(kind)
+    RuntimeError.__init__(error, text)
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(PortableError, ValueError):
+    """An environment variable or an option holds a value that is not legal."""
+
+
+class UnknownBackendError(PortableError, ValueError):
+    """The named backend does not exist; the message lists those that do."""
+
+
+class BackendUnavailableError(PortableError):
+    """The named backend exists, but cannot run here; the message gives the reason that `portable doctor` shows."""
+
+
+class UnsupportedInputError(PortableError, TypeError):
+    """A tensor that no program can take: sparse, nested, on `meta`, on another device, or of a foreign dtype."""
+
+
+class UnsupportedDtypeError(UnsupportedInputError):
+    """The backend has no such dtype."""
+
+
+class UnsupportedOutputError(PortableError, TypeError):
+    """The function returns something that a compiled program cannot return."""
+
+
+@dataclass(frozen=True)
+class UnsupportedOp:
+    """One operator that was refused: its overload, why, and the line of the user's code that calls it ('' if unknown)."""
+
+    op: str
+    reason: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where else ""
+        return f"{self.op}{place}: {self.reason}"
+
+
+class UnsupportedOpError(PortableError, NotImplementedError):
+    """Operators without a lowering; all of them at once in ``.ops``."""
+
+    def __init__(self, ops: Sequence[UnsupportedOp], *, backend: str) -> None:
+        self.ops = tuple(ops)
+        self.backend = backend
+        count = f"{len(ops)} operator{'s' if len(ops) > 1 else ''}"
+        listing = "".join(f"\n    {op}" for op in ops)
+        super().__init__(
+            f"{count} of this program {'have' if len(ops) > 1 else 'has'} no exact lowering on {backend}:{listing}",
+            remedy="register a lowering (README, “Where to add what”), run the model with backend='cpu', or move these "
+            "operators out of the compiled function with torch.compiler.disable",
+        )
+
+
+class LoweringError(PortableError):
+    """An internal error: a lowering gave another dtype or shape than torch does, or failed. Please report it."""
+
+    def __init__(self, op: str, message: str, *, where: str = "") -> None:
+        place = f" at {where}" if where else ""
+        super().__init__(
+            f"the lowering of {op}{place} {message}",
+            remedy="this is a bug in the lowering, not in your model: please report it with this message",
+        )
+        self.op = op
+
+
+class RecompileError(PortableError):
+    """A frozen model was called in a way that needs a new compilation."""
+
+
+class RegistrationError(PortableError, ValueError):
+    """A lowering, backend or kernel was registered twice, under an ambiguous name, or with a wrong signature."""

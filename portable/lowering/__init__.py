@@ -1,0 +1,1 @@
+"""ATen → StableHLO: one rule an overload (registry), one interpreter (program), one file a family of ops."""

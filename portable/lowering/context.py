@@ -1,0 +1,63 @@
+"""What a rule can ask for beside its arguments: the result's type, a random key, the precision, torch itself."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+
+from portable import dtypes
+
+if TYPE_CHECKING:
+    from portable.lowering.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Shape (ints) and torch dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def jax_dtype(self) -> np.dtype:
+        return dtypes.to_jax(self.dtype)
+
+
+class Refused(Exception):
+    """A rule cannot be exact for these arguments. Collected into one UnsupportedOpError."""
+
+
+class Context:
+    """One application of a rule.
+
+    Attributes:
+        result: Spec of the op's result; a tuple of Specs (or None) for several results.
+        strides: for each positional argument the strides in elements that torch gives it (None where not a tensor).
+    """
+
+    __slots__ = ("op", "program", "result", "strides")
+
+    def __init__(self, program: Program, op: Any, result: Any, strides: tuple = ()) -> None:
+        self.program, self.op, self.result, self.strides = program, op, result, strides
+
+    @property
+    def precision(self) -> lax.Precision:
+        """Precision of float32 matmuls and convolutions, from ``torch.get_float32_matmul_precision()``."""
+        return self.program.precision
+
+    def key(self) -> jax.Array:
+        """A fresh random key: derived from torch's generator state at run time, another one for each use."""
+        return self.program.key()
+
+    def torch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Lower ``function``, written in torch, on these JAX values: it is traced to ATen ops, which are lowered."""
+        return self.program.trace_and_run(function, args, kwargs)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Refuse this op for these arguments, by name, rather than be inexact."""
+        raise Refused(reason)

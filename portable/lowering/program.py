@@ -1,0 +1,385 @@
+"""One functional ATen graph → one StableHLO module.
+
+The graph is interpreted node by node on JAX tracers. Every result is checked against the FakeTensor that torch computed
+for it. An op without a rule is decomposed by torch, one op at a time, and the outcome is cached by signature. Refusals
+are collected, so that one error names all of them.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree as pytree
+
+from portable import dtypes
+from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
+from portable.lowering import registry
+from portable.lowering.context import Context, Refused, Spec
+
+PRECISION = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A StableHLO module and how to call it.
+
+    The module takes the tensor arguments in order, then the random seed (uint32[2]); it returns the arrays of ``outputs``.
+
+    Attributes:
+        module: MLIR bytecode.
+        outputs: one entry for each output of the graph: (True, index of the array) or (False, a constant).
+        random: whether the program reads the seed.
+        ops: how many nodes of each overload ran as ("lowered" | "decomposed").
+    """
+
+    module: bytes
+    outputs: tuple[tuple[bool, Any], ...]
+    random: bool
+    ops: dict[tuple[str, str], int]
+    text: Callable[[], str]
+
+
+def lower_graph(gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | None], *, platform: str, backend: str) -> Lowered:
+    """Lower ``gm`` for arguments of these types; numbers are constants of the program.
+
+    Raises:
+        UnsupportedOpError: names every op that has no exact lowering.
+        LoweringError: a rule is wrong.
+    """
+    program = Program(backend)
+    outputs: list[tuple[bool, Any]] = []
+
+    def traced(seed: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
+        remaining = iter(arrays)
+        values = [next(remaining) if isinstance(a, Spec) else a for a in args]
+        program.seed = seed
+        results: list[jax.Array] = []
+        for value in pytree.tree_leaves(program.run(gm, values), is_leaf=lambda x: x is None):
+            if isinstance(value, registry.TracedScalar):
+                value = value.value
+            if isinstance(value, jax.Array):
+                outputs.append((True, len(results)))
+                results.append(value)
+            else:
+                outputs.append((False, value))
+        if program.refused:
+            raise UnsupportedOpError(list(program.refused), backend=backend)
+        return results
+
+    registry.load()
+    with jax.enable_x64(True):
+        types = [jax.ShapeDtypeStruct(a.shape, a.jax_dtype) for a in args if isinstance(a, Spec)]
+        seed = jax.ShapeDtypeStruct((2,), np.uint32)
+        lowered = jax.jit(traced, keep_unused=True).trace(seed, *types).lower(lowering_platforms=(platform,))
+        module = _bytecode(lowered)
+    ops = dict(program.ops)
+    return Lowered(module, tuple(outputs), program.uses > 0, ops, lowered.as_text)
+
+
+def _bytecode(lowered: Any) -> bytes:
+    from jax._src.interpreters import mlir
+
+    return mlir.module_to_bytecode(lowered.compiler_ir("stablehlo"))
+
+
+class Program:
+    """The state of one lowering: the random seed and its uses, what was refused, what was counted."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.precision = PRECISION[torch.get_float32_matmul_precision()]
+        self.seed: jax.Array | None = None
+        self.uses = 0
+        self.refused: dict[UnsupportedOp, None] = {}
+        self.ops: Counter[tuple[str, str]] = Counter()
+        self._where = ""
+        self._depth = 0
+
+    def key(self) -> jax.Array:
+        assert self.seed is not None
+        self.uses += 1
+        return jax.random.fold_in(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), self.uses)
+
+    def run(self, gm: fx.GraphModule, args: Sequence[Any]) -> Any:
+        """Interpret ``gm`` on JAX values and numbers; returns its output tree."""
+        env: dict[fx.Node, Any] = {}
+        remaining = iter(args)
+        symbols: dict[Any, int] = {}
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = value = next(remaining)
+                _bind(symbols, node.meta.get("val"), value)
+            elif node.op == "get_attr":
+                env[node] = _attribute(gm, node.target)
+            elif node.op == "call_function":
+                env[node] = self._node(node, env, symbols)
+            elif node.op == "output":
+                return fx.node.map_arg(node.args[0], env.__getitem__)
+            else:
+                raise LoweringError(str(node.target), f"is a {node.op} node, which no functional ATen graph has")
+        raise LoweringError("graph", "has no output")
+
+    def _node(self, node: fx.Node, env: dict[fx.Node, Any], symbols: dict[Any, int]) -> Any:
+        args = fx.node.map_arg(node.args, env.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, env.__getitem__)
+        op = node.target
+        if op is operator.getitem:
+            return args[0][args[1]]
+        val = node.meta.get("val")
+        if self._depth == 0:
+            self._where = location(node)
+        if isinstance(op, OpOverload):
+            result = pytree.tree_map(functools.partial(_spec, symbols), val)
+            strides = tuple(_strides(a, symbols) for a in node.args)
+            with _annotated(node) if self._depth == 0 else contextlib.nullcontext():
+                return self.call(op, args, kwargs, result, strides)
+        if isinstance(op, HigherOrderOperator):
+            return self._refuse(str(op), "higher-order operators are not lowered yet", pytree.tree_map(functools.partial(_spec, symbols), val))
+        return _arithmetic(op, args, kwargs)
+
+    def call(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any, strides: tuple = ()) -> Any:
+        """Apply ``op`` to JAX values: by its rule, else by torch's decomposition."""
+        rule = registry.RULES.get(op)
+        if self._depth == 0:
+            self.ops[str(op), "lowered" if rule else "decomposed"] += 1
+        try:
+            if rule is not None:
+                value = rule.apply(Context(self, op, result, strides), *args, **kwargs)
+            else:
+                function = registry.decomposition(op)
+                if function is None:
+                    raise Refused("no lowering and no decomposition")
+                value = self.trace_and_run(function, args, kwargs)
+        except Refused as refusal:
+            return self._refuse(str(op), str(refusal), result)
+        except UnsupportedDtypeError as refusal:
+            return self._refuse(str(op), refusal.message, result)
+        except PortableError:
+            raise
+        except Exception as failure:
+            described = ", ".join(_described(a) for a in pytree.tree_leaves((args, kwargs)))
+            raise LoweringError(
+                str(op), f"failed for ({described}): {type(failure).__name__}: {failure}", where=self._where
+            ) from failure
+        return self._checked(op, value, result)
+
+    def _refuse(self, op: str, reason: str, result: Any) -> Any:
+        """Note the refusal and go on with zeros, to find the others."""
+        self.refused[UnsupportedOp(op, reason, self._where)] = None
+        try:
+            return pytree.tree_map(lambda s: jnp.zeros(s.shape, s.jax_dtype) if isinstance(s, Spec) else s, result)
+        except (PortableError, TypeError):
+            raise UnsupportedOpError(list(self.refused), backend=self.backend) from None
+
+    def _checked(self, op: OpOverload, value: Any, result: Any) -> Any:
+        if isinstance(result, Spec):
+            if not isinstance(value, jax.Array) or value.shape != result.shape or value.dtype != result.jax_dtype:
+                raise LoweringError(str(op), f"gave {_described(value)}, torch gives {_described(result)}", where=self._where)
+        elif isinstance(result, (tuple, list)):
+            if not isinstance(value, (tuple, list)) or len(value) != len(result):
+                raise LoweringError(str(op), f"gave {_described(value)}, torch gives {len(result)} results", where=self._where)
+            for v, r in zip(value, result, strict=True):
+                self._checked(op, v, r)
+        return value
+
+    def trace_and_run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Trace ``function`` (torch code) for the types of these values to ATen, and interpret the result on them."""
+        leaves, tree = pytree.tree_flatten((list(args), kwargs))
+        arrays = [x for x in leaves if isinstance(x, jax.Array)]
+        signature = []
+        for leaf in leaves:
+            if isinstance(leaf, registry.TracedScalar):
+                raise Refused("a number that is known only at run time")
+            is_array = isinstance(leaf, jax.Array)
+            signature.append(Spec(leaf.shape, dtypes.to_torch(leaf.dtype)) if is_array else _Constant(leaf))
+        gm, spec = _traced(function, tuple(signature), tree)
+        self._depth += 1
+        try:
+            return pytree.tree_unflatten(pytree.tree_leaves(self.run(gm, arrays), is_leaf=lambda x: x is None), spec)
+        finally:
+            self._depth -= 1
+
+
+class _Constant:
+    """A non-tensor argument as part of a cache key: equal only to the same value of the same type."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.key = (type(value), repr(value))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Constant) and self.key == other.key
+
+
+@functools.lru_cache(maxsize=4096)
+def _traced(function: Callable[..., Any], signature: tuple[Spec | _Constant, ...], tree: Any) -> tuple[fx.GraphModule, Any]:
+    from portable.capture import trace_decomposition
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = [torch.empty(s.shape, dtype=s.dtype) for s in signature if isinstance(s, Spec)]
+    spec = None
+
+    def call(*tensors: torch.Tensor) -> list[Any]:
+        nonlocal spec
+        remaining = iter(tensors)
+        leaves = [next(remaining) if isinstance(s, Spec) else s.value for s in signature]
+        args, kwargs = pytree.tree_unflatten(leaves, tree)
+        outputs, spec = pytree.tree_flatten(function(*args, **kwargs))
+        return outputs
+
+    try:
+        return trace_decomposition(call, fakes), spec
+    except DATA_DEPENDENT as failure:
+        raise Refused("the shape or value depends on the data") from failure
+    except UnsupportedOperatorException as failure:
+        raise Refused(f"torch cannot trace {failure}") from failure
+
+
+def _spec(symbols: dict[Any, int], val: Any) -> Any:
+    if isinstance(val, torch.Tensor):
+        return Spec(tuple(n if type(n) is int else concrete(n, symbols) for n in val.shape), val.dtype)
+    return val
+
+
+def _strides(arg: Any, symbols: dict[Any, int]) -> tuple[int, ...] | None:
+    val = arg.meta.get("val") if isinstance(arg, fx.Node) else None
+    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
+        return None
+    return tuple(n if type(n) is int else concrete(n, symbols) for n in val.stride())
+
+
+def concrete(n: Any, symbols: dict[Any, int]) -> int:
+    """The value of a symbolic int under these bindings.
+
+    Raises:
+        Refused: it depends on data.
+    """
+    expression = n.node.expr.xreplace(symbols)
+    if not expression.is_number:
+        raise Refused(f"the size {expression} depends on the data")
+    return int(expression)
+
+
+def _bind(symbols: dict[Any, int], val: Any, value: Any) -> None:
+    if isinstance(val, torch.SymInt):
+        pairs = [(val, value)]
+    elif isinstance(val, torch.Tensor) and isinstance(value, jax.Array):
+        pairs = list(zip(val.shape, value.shape, strict=True))
+    else:
+        return
+    for symbolic, number in pairs:
+        if isinstance(symbolic, torch.SymInt) and symbolic.node.expr.is_Symbol:
+            symbols[symbolic.node.expr] = _sympy_int(number)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sympy_int(n: int) -> Any:
+    import sympy
+
+    return sympy.Integer(n)
+
+
+def _attribute(gm: fx.GraphModule, name: str) -> Any:
+    value = functools.reduce(getattr, name.split("."), gm)
+    if isinstance(value, torch.Tensor):
+        return jnp.asarray(from_host(value))
+    return value
+
+
+def from_host(tensor: torch.Tensor) -> np.ndarray:
+    """A CPU tensor as a numpy array of the matching dtype (bfloat16 and float8 through ml_dtypes)."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    to = dtypes.to_jax(tensor.dtype)
+    if to.kind in "biufc":
+        return tensor.numpy()
+    return tensor.view({1: torch.uint8, 2: torch.int16}[to.itemsize]).numpy().view(to)
+
+
+def _arithmetic(op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Python arithmetic on sizes and numbers."""
+    if any(isinstance(a, registry.TracedScalar) for a in args):
+        value = op(*(a.value if isinstance(a, registry.TracedScalar) else a for a in args), **kwargs)
+        return registry.TracedScalar(value, float if jnp.issubdtype(value.dtype, jnp.floating) else int)
+    if any(isinstance(a, jax.Array) for a in args):
+        raise LoweringError(getattr(op, "__name__", str(op)), "is Python code on a tensor inside an ATen graph")
+    return op(*args, **kwargs)
+
+
+def _described(x: Any) -> str:
+    if isinstance(x, (jax.Array, Spec)):
+        name = dtypes.to_torch(x.dtype) if isinstance(x, jax.Array) else x.dtype
+        return f"{str(name).removeprefix('torch.')}{list(x.shape)}"
+    if isinstance(x, (tuple, list)):
+        return f"({', '.join(_described(v) for v in x)})"
+    return repr(x)[:80]
+
+
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+
+
+@functools.lru_cache(maxsize=65536)
+def frame_of(stack_trace: str) -> tuple[str, int, str] | None:
+    """(file, line, function) of the innermost frame of the user's code in a node's stack trace."""
+    frames = _FRAME.findall(stack_trace)
+    return (frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else None
+
+
+def location(node: fx.Node) -> str:
+    """Where in the user's code ``node`` comes from, as ``file:line, in function``; '' where torch does not know."""
+    frame = frame_of(node.meta.get("stack_trace") or "")
+    return f"{frame[0].rsplit('/', 1)[-1]}:{frame[1]}, in {frame[2]}" if frame else ""
+
+
+def module_path(node: fx.Node) -> str:
+    """The path of the nn.Module that ``node`` was traced in, e.g. ``encoder.layer.0.attention``."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = str(next(reversed(stack.values()))[0])
+    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path.replace("L['self']", "").replace("_modules", ""))
+    return re.sub(r"\.+", ".", path.replace("slf", "")).strip(".")
+
+
+@functools.lru_cache(maxsize=65536)
+def _traceback(frame: tuple[str, int, str]) -> Any:
+    from jax._src.lib import xla_client
+
+    file, line, function = frame
+    return xla_client.Traceback.traceback_from_frames([xla_client.Frame(file, function, line, line)])
+
+
+def _annotated(node: fx.Node) -> contextlib.AbstractContextManager:
+    """Within it, what JAX traces carries the node's module path and source line in its HLO metadata."""
+    from jax._src import source_info_util
+
+    frame = frame_of(node.meta.get("stack_trace") or "")
+    stack = source_info_util.current_name_stack()
+    for part in filter(None, (module_path(node), str(node.target))):
+        stack = stack.extend(part)
+    return source_info_util.user_context(_traceback(frame) if frame else None, name_stack=stack)

@@ -1,0 +1,236 @@
+"""The table of lowerings: ``OpOverload`` → rule, one rule an overload.
+
+A rule is a function of JAX values: ``rule(ctx, *args, **kwargs)`` with the op's own arguments, tensors replaced by JAX
+arrays. Register one in its family's file::
+
+    @lower(aten.view.default, aten.reshape.default)
+    def view(ctx, x, size):
+        return lax.reshape(x, ctx.result.shape)
+
+    @elementwise(aten.add.Tensor)                       # operands arrive promoted and broadcast; the result is cast
+    def add(x, y, *, alpha=1):
+        return x + y * alpha
+
+    elementwise_table({aten.exp.default: lax.exp, ...}, promote=INT_TO_FLOAT)
+
+An overload is registered once; a packet (``aten.add``), a duplicate or a missing overload raises here, at import.
+Another package adds lowerings through the entry-point group ``portable.lowerings`` (a module that registers rules).
+"""
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import pkgutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Number
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+from torch._ops import OpOverload, OpOverloadPacket
+
+from portable import dtypes
+from portable.dtypes import Promotion
+from portable.errors import RegistrationError
+
+if TYPE_CHECKING:
+    from portable.lowering.context import Context
+
+DEFAULT = Promotion.DEFAULT
+NO_OPMATH = Promotion.NO_OPMATH
+INT_TO_FLOAT = Promotion.INT_TO_FLOAT
+ALWAYS_BOOL = Promotion.ALWAYS_BOOL
+COMPLEX_TO_FLOAT = Promotion.COMPLEX_TO_FLOAT
+BOOL_TO_LONG = Promotion.BOOL_TO_LONG
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One lowering: its overload, the function, and where it was registered."""
+
+    op: OpOverload
+    apply: Callable[..., Any]
+    where: str
+
+
+RULES: dict[OpOverload, Rule] = {}
+
+
+def register(op: OpOverload, apply: Callable[..., Any], where: str) -> None:
+    """Enter one rule.
+
+    Raises:
+        RegistrationError: ``op`` is not an overload, or has a rule already.
+    """
+    if isinstance(op, OpOverloadPacket):
+        raise RegistrationError(
+            f"{op} is a packet of overloads",
+            remedy=f"name one: {', '.join(f'{op}.{o}' for o in op.overloads()[:4])}",
+        )
+    if not isinstance(op, OpOverload):
+        raise RegistrationError(
+            f"a lowering is keyed by an OpOverload, not by {op!r}", remedy="pass e.g. torch.ops.aten.add.Tensor"
+        )
+    if op in RULES:
+        raise RegistrationError(
+            f"{op} has a lowering already, at {RULES[op].where}; the second is at {where}", remedy="remove one of them"
+        )
+    RULES[op] = Rule(op, apply, where)
+
+
+def lower(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: ``rule(ctx, *args, **kwargs)`` lowers each of ``ops``."""
+
+    def decorate(rule: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            register(op, rule, _place(rule))
+        return rule
+
+    return decorate
+
+
+def elementwise(
+    *ops: OpOverload, promote: Promotion = DEFAULT, operands: tuple[int, ...] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: ``formula(*operands, **kwargs)`` lowers each of ``ops`` elementwise.
+
+    The operands arrive in torch's computation dtype and broadcast to the result's shape; what the formula returns is
+    cast to torch's result dtype.
+
+    Args:
+        promote: torch's type promotion kind.
+        operands: positions of the arguments that take part in promotion and broadcasting; by default all positional
+            arguments that are tensors or numbers.
+    """
+
+    def decorate(formula: Callable[..., Any]) -> Callable[..., Any]:
+        rule = functools.partial(_elementwise, formula, promote, operands)
+        for op in ops:
+            register(op, rule, _place(formula))
+        return formula
+
+    return decorate
+
+
+def elementwise_table(rows: Mapping[OpOverload, Callable[..., Any]], promote: Promotion = DEFAULT) -> None:
+    """Register one elementwise formula a row."""
+    for op, formula in rows.items():
+        elementwise(op, promote=promote)(formula)
+
+
+def _place(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(function, "__name__", repr(function))
+
+
+def _elementwise(
+    formula: Callable[..., Any],
+    kind: Promotion,
+    operands: tuple[int, ...] | None,
+    ctx: Context,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    positions = [
+        i
+        for i in (range(len(args)) if operands is None else operands)
+        if i < len(args) and (isinstance(args[i], (jax.Array, Number, TracedScalar)))
+    ]
+    computation, result = dtypes.promote(kind, tuple(described(args[i]) for i in positions))
+    values = list(args)
+    for i in positions:
+        values[i] = broadcast(cast(args[i], computation), ctx.result.shape)
+    return cast(formula(*values, **kwargs), result)
+
+
+class TracedScalar:
+    """A Python number whose value is known only when the program runs: a 0-d array that promotes like a number."""
+
+    __slots__ = ("type", "value")
+
+    def __init__(self, value: jax.Array, kind: type) -> None:
+        self.value, self.type = value, kind
+
+
+def described(x: Any) -> tuple[torch.dtype, bool] | type:
+    """What promotion needs to know of an operand: a tensor's dtype and whether it is 0-d, or a number's type."""
+    if isinstance(x, jax.Array):
+        return dtypes.to_torch(x.dtype), x.ndim == 0
+    if isinstance(x, TracedScalar):
+        return x.type
+    for kind in (bool, int, float, complex):
+        if isinstance(x, kind):
+            return kind
+    raise TypeError(f"neither a tensor nor a number: {x!r}")
+
+
+def cast(x: Any, dtype: torch.dtype) -> jax.Array:
+    """``x`` (array or number) as an array of ``dtype``, by torch's conversion rules.
+
+    A float that does not fit an integer type is undefined in torch too; here it saturates as XLA does. A complex number
+    cast to a real type loses its imaginary part.
+    """
+    to = dtypes.to_jax(dtype)
+    if isinstance(x, TracedScalar):
+        x = x.value
+    if isinstance(x, jax.Array):
+        if x.dtype == to:
+            return x
+        if to == np.bool_:
+            return lax.ne(x, lax.full_like(x, 0))
+        if np.issubdtype(x.dtype, np.complexfloating) and not np.issubdtype(to, np.complexfloating):
+            x = lax.real(x)
+        return lax.convert_element_type(x, to)
+    with np.errstate(all="ignore"):
+        return jax.numpy.asarray(np.asarray(x).astype(to))
+
+
+def broadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """``x`` broadcast to ``shape`` by torch's (numpy's) rules."""
+    if x.shape == tuple(shape):
+        return x
+    offset = len(shape) - x.ndim
+    kept = [i for i, n in enumerate(x.shape) if n == shape[offset + i]]
+    x = lax.reshape(x, tuple(x.shape[i] for i in kept)) if len(kept) != x.ndim else x
+    return lax.broadcast_in_dim(x, shape, tuple(offset + i for i in kept))
+
+
+def place_scalar(value: Any, like: jax.Array) -> jax.Array:
+    """A number (or 0-d array) as an array of the shape and dtype of ``like``."""
+    return broadcast(cast(value, dtypes.to_torch(like.dtype)), like.shape)
+
+
+_LOADED = threading.Event()
+_LOADING = threading.RLock()
+
+
+def load() -> dict[OpOverload, Rule]:
+    """All rules: the families of this package, then those of other packages (entry points)."""
+    if not _LOADED.is_set():
+        with _LOADING:
+            if not _LOADED.is_set():
+                package = importlib.import_module("portable.lowering")
+                for module in pkgutil.iter_modules(package.__path__):
+                    importlib.import_module(f"portable.lowering.{module.name}")
+                for entry in importlib.metadata.entry_points(group="portable.lowerings"):
+                    entry.load()
+                _LOADED.set()
+    return RULES
+
+
+@functools.cache
+def decomposition(op: OpOverload) -> Callable[..., Any] | None:
+    """torch's own decomposition of ``op`` into other ATen ops, or None."""
+    from torch._decomp import decomposition_table
+
+    if op in decomposition_table:
+        return decomposition_table[op]
+    if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return op.decompose
+    return None

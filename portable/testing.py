@@ -1,0 +1,83 @@
+"""The conformance kit: what third-party backends, kernels and lowerings are tested with."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.utils import _pytree as pytree
+
+from portable.backends import pjrt
+from portable.capture import trace
+from portable.errors import PortableError, UnsupportedOp, UnsupportedOpError, UnsupportedOutputError
+from portable.lowering.context import Spec
+from portable.lowering.program import DATA_DEPENDENT, lower_graph
+
+
+def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: str = "error", **kwargs: Any) -> Any:
+    """Call ``fn`` once, lowered as ONE StableHLO program.
+
+    The call is captured at ATen level (functionalised; ``torch.autograd.grad`` inside ``fn`` works), lowered, compiled and
+    run; arguments that ``fn`` writes to are written to.
+
+    Args:
+        fn: a function of tensors and constants.
+        backend: a backend of the XLA family.
+        fallback: accepted for the signature; no op falls back yet, an op without a lowering raises in every mode.
+
+    Returns:
+        What ``fn`` returns, with dense CPU tensors.
+
+    Raises:
+        UnsupportedOpError: names every op without a lowering at once.
+        UnsupportedInputError: a sparse, nested, meta or non-CPU argument.
+        UnsupportedOutputError: ``fn`` returns something other than tensors, numbers, strings and None.
+    """
+    leaves, tree = pytree.tree_flatten((args, kwargs))
+    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for i in where:
+        pjrt.check_input(leaves[i], f"argument {i}", backend=backend)
+    tensors = [leaves[i].resolve_conj().resolve_neg() for i in where]
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors]
+    structure: Any = None
+
+    def flat(*inputs: torch.Tensor) -> list[Any]:
+        nonlocal structure
+        values = list(leaves)
+        for i, value in zip(where, inputs, strict=True):
+            values[i] = value
+        call_args, call_kwargs = pytree.tree_unflatten(values, tree)
+        outputs, structure = pytree.tree_flatten(fn(*call_args, **call_kwargs))
+        return outputs
+
+    mutated: list[int] = []
+    try:
+        gm = trace(flat, fakes, mutated=mutated)
+    except DATA_DEPENDENT as failure:
+        op = str(getattr(failure, "func", None) or "this program")
+        reason = "its result's shape or a branch depends on the data"
+        raise UnsupportedOpError([UnsupportedOp(op, reason)], backend=backend) from failure
+    except UnsupportedOperatorException as failure:
+        raise UnsupportedOpError([UnsupportedOp(str(failure), "torch cannot trace it")], backend=backend) from failure
+    client = pjrt.client()
+    specs = [Spec(tuple(t.shape), t.dtype) for t in tensors]
+    low = lower_graph(gm, specs, platform=client.platform, backend=backend)
+    seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
+    buffers = client.compile(low.module)([client.put(seed.to(torch.uint32)), *map(client.put, tensors)])
+    arrays = client.take(buffers)
+    values = [arrays[v] if is_array else v for is_array, v in low.outputs]
+    for i, value in zip(mutated, values[len(values) - len(mutated) :], strict=True):
+        with torch.no_grad():
+            leaves[where[i]].copy_(value)
+    values = values[: len(values) - len(mutated)]
+    for value in values:
+        if not isinstance(value, (torch.Tensor, int, float, complex, bool, str, type(None))):
+            raise UnsupportedOutputError(
+                f"the function returns a {type(value).__name__}", remedy="return tensors, numbers, strings or None"
+            )
+    return pytree.tree_unflatten(values, structure)
+
+
+__all__ = ["PortableError", "lowered"]

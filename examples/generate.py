@@ -155,9 +155,10 @@ def learn(steps: int, seed: int, progress: Progress) -> Decoder:
 def generate(step: nn.Module, prompt: list[int], progress: Progress, label: str) -> list[int]:
     """Feed ``prompt`` token by token, then the likeliest next token each time, until the cache is full."""
     tokens = list(prompt)
+    device = next(step.parameters()).device
     with torch.no_grad():
         for position in progress.track(range(LENGTH - 1), description=label):
-            logits = step(torch.tensor([tokens[position]]), torch.tensor([position]))
+            logits = step(*(torch.tensor([number], device=device) for number in (tokens[position], position)))
             if position + 1 == len(tokens):
                 tokens.append(int(logits.argmax()))
     return tokens
@@ -180,7 +181,7 @@ def problems(
         if not difference <= MAX_CACHE_DIFFERENCE:  # NaN must fail too
             found.append(f"the cache {name} differs from eager's by {difference:.2g}")
     if report.fallbacks:
-        found.append(f"{len(report.fallbacks)} operators fell back: {', '.join(map(str, report.fallbacks))}")
+        found.append(f"not on the backend: {', '.join(fallback.op for fallback in report.fallbacks)}")
     if len(report.compiles) != 1:
         found.append(f"{len(report.compiles)} compilations; the decoding step must be compiled exactly once")
     return found
@@ -200,9 +201,10 @@ def main(
         raise typer.BadParameter(str(unknown), param_hint="--prompt") from unknown
     if not 0 < len(tokens) < LENGTH:
         raise typer.BadParameter(f"it must have 1 to {LENGTH - 1} words", param_hint="--prompt")
+    device = pt.device(backend)
     with Progress(console=console) as progress:
         decoder = learn(steps, seed, progress)
-        step = pt.compile(decoder, backend=backend)
+        step = pt.compile(decoder.to(device), backend=backend)
         began = time.perf_counter()
         compiled = generate(step, tokens, progress, "writing, compiled")
         seconds = time.perf_counter() - began

@@ -86,7 +86,7 @@ def load_model() -> tuple[Any, SentenceEncoder]:
     return tokenizer, SentenceEncoder(transformer).eval()
 
 
-def make_batches(tokenizer: Any, sentences: list[str]) -> list[Batch]:
+def make_batches(tokenizer: Any, sentences: list[str], device: torch.device) -> list[Batch]:
     """Group sentences of similar length, and pad each group to one of ``LENGTHS`` and to exactly ``ROWS`` rows."""
     tokens = tokenizer(sentences, truncation=True, max_length=LENGTHS[-1])["input_ids"]
     by_length: dict[int, list[int]] = {}
@@ -104,7 +104,7 @@ def make_batches(tokenizer: Any, sentences: list[str]) -> list[Batch]:
                 max_length=length,
                 return_tensors="pt",
             )
-            batches.append(Batch(batch["input_ids"], batch["attention_mask"], members))
+            batches.append(Batch(batch["input_ids"].to(device), batch["attention_mask"].to(device), members))
     return batches
 
 
@@ -150,7 +150,7 @@ def problems(
         if ranking_differs(row, eager_row):
             found.append(f"the ranking for “{query}” is not eager's")
     if report.fallbacks:
-        found.append(f"{len(report.fallbacks)} operators fell back: {', '.join(map(str, report.fallbacks))}")
+        found.append(f"not on the backend: {', '.join(fallback.op for fallback in report.fallbacks)}")
     if len(report.compiles) > COMPILES_PER_SHAPE * shapes:
         found.append(
             f"{len(report.compiles)} compilations for {shapes} padded shapes; {COMPILES_PER_SHAPE} each are allowed"
@@ -169,12 +169,13 @@ def main(
     ] = True,
 ) -> None:
     """Search the shipped sentences by meaning, then show what ran where."""
+    device = pt.device(backend)
     queries = list(query or QUERIES)
     sentences = SENTENCES.read_text(encoding="utf-8").splitlines()
     tokenizer, encoder = load_model()
-    batches = make_batches(tokenizer, queries + sentences)
+    batches = make_batches(tokenizer, queries + sentences, device)
     shapes = len({batch.ids.shape for batch in batches})
-    compiled = pt.compile(encoder, backend=backend)
+    compiled = pt.compile(encoder.to(device), backend=backend)
     with Progress(console=console) as progress:
         began = time.perf_counter()
         embeddings = embed(compiled, batches, progress, "embedding, compiled")

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "compile": "portable.api",
-    "explain": "portable.api",
+    "explain": "portable.explain",
     "device": "portable.api",
     "use_backend": "portable.backends",
     "backends": "portable.backends",
@@ -20,12 +20,12 @@ _HOME = {
     "errors": "portable.errors",
     "testing": "portable.testing",
 }
-_MODULES = {"backends", "config", "errors", "testing"}
+_MODULES = {"backends", "config", "errors", "explain", "testing"}
 __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
-    from portable import backends, config, errors, testing
-    from portable.api import compile, device, explain
+    from portable import backends, config, errors, explain, testing
+    from portable.api import compile, device
     from portable.backends import use_backend
 
 

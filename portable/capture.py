@@ -57,3 +57,35 @@ def _unwrapped(value: Any) -> Any:
         return value
     torch._sync(value)
     return torch._from_functional_tensor(value.elem).detach()
+
+
+def aot(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], compile_aten: Callable[[fx.GraphModule, Sequence[Any], str], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Trace a graph of Dynamo's through AOTAutograd and compile its functional ATen graphs.
+
+    Args:
+        compile_aten: called with (graph, fake inputs, kind), kind one of "inference", "forward", "backward"; gives a
+            function that takes its arguments as one list.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    def compiler(kind: str) -> Callable[..., Any]:
+        return lambda aten, inputs: compile_aten(aten, inputs, kind)
+
+    compile_graph = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    compiled: Callable[..., Any] = compile_graph(gm, example_inputs)
+    return compiled
+
+
+def static_positions() -> frozenset[int]:
+    """Positions of the parameters and buffers among the arguments of the graph that AOTAutograd is compiling."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context else None
+    return frozenset(metadata.static_input_indices or ()) if metadata else frozenset()

@@ -8,9 +8,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils import _pytree as pytree
 
+from portable import backends
 from portable.backends import pjrt
+from portable.backends.xla import Xla
 from portable.capture import trace
-from portable.errors import PortableError, UnsupportedOp, UnsupportedOpError, UnsupportedOutputError
+from portable.errors import ConfigError, UnsupportedOp, UnsupportedOpError, UnsupportedOutputError
 from portable.lowering.context import Spec
 from portable.lowering.program import DATA_DEPENDENT, lower_graph
 
@@ -35,9 +37,12 @@ def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: 
         UnsupportedOutputError: ``fn`` returns something other than tensors, numbers, strings and None.
     """
     leaves, tree = pytree.tree_flatten((args, kwargs))
+    chosen = backends.get(backend)
+    if not isinstance(chosen, Xla):
+        raise ConfigError(f"backend {chosen} does not lower to StableHLO", remedy="name xla or tpu")
     where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     for i in where:
-        pjrt.check_input(leaves[i], f"argument {i}", backend=backend)
+        chosen.check_input(leaves[i], f"argument {i}")
     tensors = [leaves[i].resolve_conj().resolve_neg() for i in where]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors]
@@ -61,7 +66,7 @@ def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: 
         raise UnsupportedOpError([UnsupportedOp(op, reason)], backend=backend) from failure
     except UnsupportedOperatorException as failure:
         raise UnsupportedOpError([UnsupportedOp(str(failure), "torch cannot trace it")], backend=backend) from failure
-    client = pjrt.client()
+    client = pjrt.client(chosen.platform)
     specs = [Spec(tuple(t.shape), t.dtype) for t in tensors]
     low = lower_graph(gm, specs, platform=client.platform, backend=backend)
     seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
@@ -80,4 +85,4 @@ def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: 
     return pytree.tree_unflatten(values, structure)
 
 
-__all__ = ["PortableError", "lowered"]
+__all__ = ["lowered"]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from portable.errors import BackendUnavailableError, UnsupportedInputError
+from portable.errors import BackendUnavailableError
 
 COMPILE_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
 CPU_OPTIONS: dict[str, Any] = {"xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False}
@@ -93,6 +93,7 @@ class Client:
         self.on_host = self.platform == "cpu"
         self.options = self._options()
         self.residents = Residents(self)
+        self.no_seed = self.put(torch.zeros(2, dtype=torch.int64).to(torch.uint32))
 
     def _options(self) -> Any:
         from jax._src import compiler
@@ -245,25 +246,6 @@ def _serve() -> None:
         devices = here._xla.DeviceList((here.device,))
         loaded = here.raw.compile_and_load(module, devices, here.options)
         _send(sink, loaded.serialize())
-
-
-def check_input(tensor: torch.Tensor, name: str, *, backend: str) -> None:
-    """Refuse, by name, a tensor that no program of the XLA family takes.
-
-    Raises:
-        UnsupportedInputError: sparse, nested, on `meta` or on a device that is not the CPU.
-    """
-    if tensor.is_nested:
-        kind, remedy = "a nested tensor", "pad it (torch.nested.to_padded_tensor) and pass a mask"
-    elif tensor.layout is not torch.strided:
-        kind, remedy = f"sparse ({tensor.layout})", "pass tensor.to_dense()"
-    elif tensor.device.type == "meta":
-        kind, remedy = "on the meta device, it has no values", "materialise it: model.to_empty(device='cpu'), then load weights"
-    elif tensor.device.type != "cpu":
-        kind, remedy = f"on {tensor.device}", f"pass CPU tensors: {backend} moves them itself (x.cpu(), model.cpu())"
-    else:
-        return
-    raise UnsupportedInputError(f"{name} is {kind}; backend {backend} takes dense CPU tensors", remedy=remedy)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,24 @@
-"""Elementwise ops: one table row each, or one formula."""
+"""Elementwise arithmetic: one table row each, or one formula."""
+
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
+from torch._prims_common import get_computation_dtype
 
 from portable.lowering.context import Context
 from portable.lowering.registry import (
-    ALWAYS_BOOL,
+    COMPLEX_TO_FLOAT,
+    DEFAULT,
     INT_TO_FLOAT,
+    NO_OPMATH,
+    apply_elementwise,
     broadcast,
     cast,
     elementwise,
@@ -21,50 +28,129 @@ from portable.lowering.registry import (
 
 aten = torch.ops.aten
 
+
+def num(value: Any, like: jax.Array) -> np.ndarray:
+    """A number in the dtype of ``like``, 0-d: what ``jax.lax`` broadcasts in a binary op."""
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(like.dtype)
+
+
+def where(condition: jax.Array, x: Any, y: Any) -> jax.Array:
+    """``x`` where ``condition`` holds, else ``y``; one of the two may be a number."""
+    if not isinstance(x, jax.Array):
+        x = lax.full(condition.shape, num(x, y))
+    elif not isinstance(y, jax.Array):
+        y = lax.full(condition.shape, num(y, x))
+    return lax.select(condition, x, y)
+
+
+def is_float(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def is_complex(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.complexfloating)
+
+
+def is_nan(x: jax.Array) -> jax.Array:
+    return lax.ne(x, x)
+
+
+def sign_bit(x: jax.Array) -> jax.Array:
+    """Whether the sign bit of a float is set (-0.0 and negative NaNs have it)."""
+    bits = np.dtype(f"int{8 * x.dtype.itemsize}")
+    return lax.lt(lax.bitcast_convert_type(x, bits), bits.type(0))
+
+
+# Exponentials, logarithms, trigonometry
+
+
+def exp2(x: jax.Array) -> jax.Array:
+    # not lax.exp2, which rounds at integers: pow is exact there
+    return lax.exp(lax.mul(x, num(math.log(2), x))) if is_complex(x) else lax.pow(lax.full_like(x, 2), x)
+
+
+def _logarithm(base: int) -> Any:
+    def log(x: jax.Array) -> jax.Array:
+        quotient = lax.div(lax.log(x), num(math.log(base), x))
+        if is_complex(x):
+            return quotient
+        # a power of the base has an exact logarithm, which the quotient misses by a rounding
+        nearest = lax.round(quotient, lax.RoundingMethod.TO_NEAREST_EVEN)
+        return lax.select(lax.eq(lax.pow(lax.full_like(x, base), nearest), x), nearest, quotient)
+
+    return log
+
+
+def reciprocal(x: jax.Array) -> jax.Array:
+    return lax.div(num(1, x), x)
+
+
+def sinc(x: jax.Array) -> jax.Array:
+    angle = lax.mul(x, num(math.pi, x))
+    return where(lax.eq(x, num(0, x)), 1, lax.div(lax.sin(angle), angle))
+
+
+def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
+    if eps is not None:
+        x = lax.max(num(eps, x), lax.min(num(1 - eps, x), x)) if eps <= 0.5 else x
+    return lax.log(lax.div(x, lax.sub(num(1, x), x)))
+
+
+log2, log10 = _logarithm(2), _logarithm(10)
 elementwise_table(
     {
         aten.exp.default: lax.exp,
+        aten.exp2.default: exp2,
+        aten.expm1.default: lax.expm1,
         aten.log.default: lax.log,
+        aten.log2.default: log2,
+        aten.log10.default: log10,
+        aten.log1p.default: lax.log1p,
         aten.sin.default: lax.sin,
         aten.cos.default: lax.cos,
+        aten.tan.default: lax.tan,
+        aten.sinh.default: lax.sinh,
+        aten.cosh.default: lax.cosh,
         aten.tanh.default: lax.tanh,
+        aten.asin.default: lax.asin,
+        aten.acos.default: lax.acos,
+        aten.atan.default: lax.atan,
+        aten.asinh.default: lax.asinh,
+        aten.acosh.default: lax.acosh,
+        aten.atanh.default: lax.atanh,
+        aten.atan2.default: lax.atan2,
         aten.sigmoid.default: lax.logistic,
         aten.sqrt.default: lax.sqrt,
         aten.rsqrt.default: lax.rsqrt,
-        aten.erf.default: lax.erf,
+        aten.reciprocal.default: reciprocal,
+        aten.sinc.default: sinc,
+        aten.deg2rad.default: lambda x: lax.mul(x, num(math.pi / 180, x)),
+        aten.rad2deg.default: lambda x: lax.mul(x, num(180 / math.pi, x)),
     },
     promote=INT_TO_FLOAT,
 )
-elementwise_table(
-    {
-        aten.eq.Tensor: lax.eq,
-        aten.eq.Scalar: lax.eq,
-        aten.ne.Tensor: lax.ne,
-        aten.ne.Scalar: lax.ne,
-        aten.lt.Tensor: lax.lt,
-        aten.lt.Scalar: lax.lt,
-        aten.le.Tensor: lax.le,
-        aten.le.Scalar: lax.le,
-        aten.gt.Tensor: lax.gt,
-        aten.gt.Scalar: lax.gt,
-        aten.ge.Tensor: lax.ge,
-        aten.ge.Scalar: lax.ge,
-    },
-    promote=ALWAYS_BOOL,
-)
-elementwise_table({aten.neg.default: lax.neg, aten.relu.default: lambda x: lax.max(x, lax.full_like(x, 0))})
+elementwise(aten.logit.default, promote=INT_TO_FLOAT, operands=(0,))(logit)
 
 
-@elementwise(aten.add.Tensor, aten.add.Scalar)
+# Sums and products
+
+
+@elementwise(aten.add.Tensor, aten.add.Scalar, operands=(0, 1))
 def add(x: jax.Array, y: jax.Array, alpha: complex = 1) -> jax.Array:
     if x.dtype == jnp.bool_:
-        return lax.bitwise_or(x, lax.bitwise_and(y, lax.full_like(y, bool(alpha))))
-    return lax.add(x, y if alpha == 1 else lax.mul(y, lax.full_like(y, alpha)))
+        return lax.bitwise_or(x, lax.bitwise_and(y, num(bool(alpha), y)))
+    return lax.add(x, y if alpha == 1 else lax.mul(y, num(alpha, y)))
 
 
-@elementwise(aten.sub.Tensor, aten.sub.Scalar)
+@elementwise(aten.sub.Tensor, aten.sub.Scalar, operands=(0, 1))
 def sub(x: jax.Array, y: jax.Array, alpha: complex = 1) -> jax.Array:
-    return lax.sub(x, y if alpha == 1 else lax.mul(y, lax.full_like(y, alpha)))
+    return lax.sub(x, y if alpha == 1 else lax.mul(y, num(alpha, y)))
+
+
+@elementwise(aten.rsub.Tensor, aten.rsub.Scalar, operands=(0, 1))
+def rsub(x: jax.Array, y: jax.Array, alpha: complex = 1) -> jax.Array:
+    return sub(y, x, alpha)
 
 
 @elementwise(aten.mul.Tensor, aten.mul.Scalar)
@@ -72,16 +158,360 @@ def mul(x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.bitwise_and(x, y) if x.dtype == jnp.bool_ else lax.mul(x, y)
 
 
-@elementwise(aten.div.Tensor, aten.div.Scalar, promote=INT_TO_FLOAT)
-def div(x: jax.Array, y: jax.Array) -> jax.Array:
+@elementwise(aten.addcmul.default, operands=(0, 1, 2))
+def addcmul(x: jax.Array, y: jax.Array, z: jax.Array, *, value: complex = 1) -> jax.Array:
+    return lax.add(x, lax.mul(y if value == 1 else lax.mul(y, num(value, y)), z))
+
+
+@elementwise(aten.addcdiv.default, operands=(0, 1, 2))
+def addcdiv(x: jax.Array, y: jax.Array, z: jax.Array, *, value: complex = 1) -> jax.Array:
+    return lax.add(x, lax.div(y if value == 1 else lax.mul(y, num(value, y)), z))
+
+
+@elementwise(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
+    step = lax.sub(end, start)
+    near = lax.lt(lax.abs(weight), num(0.5, lax.abs(weight)))
+    return lax.select(
+        near, lax.add(start, lax.mul(weight, step)), lax.sub(end, lax.mul(step, lax.sub(num(1, weight), weight)))
+    )
+
+
+# Division
+
+
+def true_div(x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.div(x, y)
 
 
-@elementwise(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, operands=(1, 2))
-def _where(condition: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+def trunc(x: jax.Array) -> jax.Array:
+    if not is_float(x):
+        return x
+    return lax.select(lax.lt(x, num(0, x)), lax.ceil(x), lax.floor(x))
+
+
+def remainder(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The remainder with the sign of the divisor."""
+    rest = lax.rem(x, y)
+    zero = num(0, x)
+    other_sign = lax.ne(lax.lt(rest, zero), lax.lt(y, zero))
+    return lax.select(lax.bitwise_and(lax.ne(rest, zero), other_sign), lax.add(rest, y), rest)
+
+
+def floor_div(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The quotient rounded down; for floats as Python does it (CPython, ``float_floor_div``): exact for a rounded quotient too."""
+    zero = num(0, x)
+    rest = lax.rem(x, y)
+    other_sign = lax.bitwise_and(lax.ne(rest, zero), lax.ne(lax.lt(rest, zero), lax.lt(y, zero)))
+    if not is_float(x):
+        quotient = lax.div(x, y)
+        return lax.select(other_sign, lax.sub(quotient, num(1, x)), quotient) if _signed(x) else quotient
+    quotient = lax.div(lax.sub(x, rest), y)
+    quotient = lax.select(other_sign, lax.sub(quotient, num(1, x)), quotient)
+    down = lax.floor(quotient)
+    down = lax.select(lax.gt(lax.sub(quotient, down), num(0.5, x)), lax.add(down, num(1, x)), down)
+    plain = lax.div(x, y)
+    down = lax.select(lax.ne(quotient, zero), down, lax.mul(plain, zero))
+    return lax.select(lax.eq(y, zero), plain, down)
+
+
+def _signed(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.signedinteger)
+
+
+def trunc_div(x: jax.Array, y: jax.Array) -> jax.Array:
+    return trunc(lax.div(x, y))
+
+
+_ROUNDED = {"floor": floor_div, "trunc": trunc_div}
+elementwise_table({aten.div.Tensor: true_div, aten.div.Scalar: true_div}, promote=INT_TO_FLOAT)
+elementwise_table(
+    {
+        aten.floor_divide.default: floor_div,
+        aten.floor_divide.Scalar: floor_div,
+        aten.remainder.Tensor: remainder,
+        aten.remainder.Scalar: remainder,
+        aten.remainder.Scalar_Tensor: remainder,
+        aten.fmod.Tensor: lax.rem,
+        aten.fmod.Scalar: lax.rem,
+    }
+)
+
+
+@lower(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(ctx: Context, x: jax.Array, y: Any, *, rounding_mode: str | None) -> jax.Array:
+    kind, formula = (INT_TO_FLOAT, true_div) if rounding_mode is None else (DEFAULT, _ROUNDED[rounding_mode])
+    return apply_elementwise(formula, kind, None, ctx, x, y)
+
+
+# Powers
+
+
+def pow_int(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Integer power by repeated squaring; a negative exponent gives 0, except of 1 and -1."""
+    one, zero = num(1, x), num(0, x)
+
+    def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        result, base, exponent = state
+        odd = lax.ne(lax.bitwise_and(exponent, one), zero)
+        result = lax.select(odd, lax.mul(result, base), result)
+        return result, lax.mul(base, base), lax.shift_right_logical(exponent, lax.full_like(exponent, 1))
+
+    def more(state: tuple[jax.Array, ...]) -> jax.Array:
+        return lax.reduce_or(lax.ne(state[2], zero), tuple(range(x.ndim)))
+
+    exponent = lax.max(y, zero) if _signed(x) else y
+    power = lax.while_loop(more, step, (lax.full_like(x, 1), x, exponent))[0]
+    if not _signed(x):
+        return power
+    even = lax.eq(lax.bitwise_and(y, one), zero)
+    inverse = lax.select(even, lax.mul(x, x), x)
+    inverse = lax.select(lax.eq(lax.abs(x), one), inverse, lax.full_like(x, 0))
+    return lax.select(lax.lt(y, zero), inverse, power)
+
+
+def power(x: jax.Array, y: jax.Array) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return pow_int(x, y)
+    if is_complex(x):
+        return _complex_power(x, y)
+    return lax.pow(x, y)
+
+
+def _complex_power(x: jax.Array, y: jax.Array) -> jax.Array:
+    zero = num(0, x)
+    at_zero = lax.select(lax.eq(y, zero), lax.full_like(x, 1), lax.full_like(x, 0))
+    return lax.select(lax.eq(x, zero), at_zero, lax.pow(x, y))
+
+
+# exponents for which torch has a formula of its own, with other values at -0.0 and -inf than pow
+_SPECIAL_POWERS = {
+    0.5: lax.sqrt,
+    -0.5: lax.rsqrt,
+    2: lax.square,
+    3: lambda x: lax.mul(lax.mul(x, x), x),
+    -1: reciprocal,
+    -2: lambda x: reciprocal(lax.square(x)),
+}
+
+
+@lower(aten.pow.Tensor_Scalar)
+def pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
+    if not isinstance(exponent, (bool, int, float, complex)):
+        return apply_elementwise(power, DEFAULT, None, ctx, x, exponent)
+    if exponent == 0:
+        return jnp.ones(ctx.result.shape, ctx.result.jax_dtype)
+    if exponent == 1:
+        return cast(x, ctx.result.dtype)
+
+    def formula(x: jax.Array) -> jax.Array:
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            return lax.integer_pow(x, int(exponent))
+        special = _SPECIAL_POWERS.get(exponent)
+        return special(x) if special else power(x, lax.full_like(x, exponent))
+
+    return cast(formula(cast(x, get_computation_dtype(ctx.result.dtype))), ctx.result.dtype)
+
+
+@elementwise(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_(x: jax.Array, y: jax.Array) -> jax.Array:
+    return power(x, y)
+
+
+# Rounding and sign
+
+
+def round_half_even(x: jax.Array) -> jax.Array:
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN) if is_float(x) else x
+
+
+@elementwise(aten.round.decimals, operands=(0,))
+def round_decimals(x: jax.Array, *, decimals: int) -> jax.Array:
+    if not is_float(x) or decimals == 0:
+        return round_half_even(x)
+    scale = num(10.0 ** abs(decimals), x)
+    if decimals < 0:
+        return lax.mul(round_half_even(lax.div(x, scale)), scale)
+    return lax.div(round_half_even(lax.mul(x, scale)), scale)
+
+
+def sign(x: jax.Array) -> jax.Array:
+    """-1, 0 or 1; 0 for NaN; of a complex number x/|x|."""
+    if x.dtype == jnp.bool_:
+        return x
+    if is_complex(x):
+        size = lax.abs(x)
+        unit = lax.div(x, lax.complex(size, lax.full_like(size, 0)))
+        return where(lax.eq(size, num(0, size)), 0, unit)
+    if not is_float(x):
+        return lax.sign(x)
+    return where(is_nan(x), 0, where(lax.eq(x, num(0, x)), 0, lax.sign(x)))
+
+
+def absolute(x: jax.Array) -> jax.Array:
+    return x if x.dtype == jnp.bool_ or jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x)
+
+
+def copysign(x: jax.Array, y: jax.Array) -> jax.Array:
+    size = lax.abs(x)
+    return lax.select(sign_bit(y), lax.neg(size), size)
+
+
+def heaviside(x: jax.Array, at_zero: jax.Array) -> jax.Array:
+    zero = num(0, x)
+    return lax.select(lax.eq(x, zero), at_zero, lax.convert_element_type(lax.gt(x, zero), x.dtype))
+
+
+elementwise_table(
+    {
+        aten.neg.default: lax.neg,
+        aten.sign.default: sign,
+        aten.sgn.default: sign,
+        aten.round.default: round_half_even,
+        aten.ceil.default: lambda x: lax.ceil(x) if is_float(x) else x,
+        aten.floor.default: lambda x: lax.floor(x) if is_float(x) else x,
+        aten.trunc.default: trunc,
+        aten.frac.default: lambda x: lax.sub(x, trunc(x)),
+        aten.square.default: lambda x: lax.mul(x, x),
+        aten.heaviside.default: heaviside,
+        aten.positive.default: lambda x: x,
+    }
+)
+elementwise_table({aten.abs.default: absolute}, promote=COMPLEX_TO_FLOAT)
+elementwise_table({aten.copysign.Tensor: copysign, aten.copysign.Scalar: copysign}, promote=INT_TO_FLOAT)
+
+
+# Bounds
+
+
+def maximum(x: jax.Array, y: jax.Array) -> jax.Array:
+    return lax.bitwise_or(x, y) if x.dtype == jnp.bool_ else lax.max(x, y)
+
+
+def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
+    return lax.bitwise_and(x, y) if x.dtype == jnp.bool_ else lax.min(x, y)
+
+
+def fmax(x: jax.Array, y: jax.Array) -> jax.Array:
+    larger = maximum(x, y)
+    return lax.select(is_nan(x), y, lax.select(is_nan(y), x, larger)) if is_float(x) else larger
+
+
+def fmin(x: jax.Array, y: jax.Array) -> jax.Array:
+    smaller = minimum(x, y)
+    return lax.select(is_nan(x), y, lax.select(is_nan(y), x, smaller)) if is_float(x) else smaller
+
+
+elementwise_table(
+    {
+        aten.maximum.default: maximum,
+        aten.minimum.default: minimum,
+        aten.fmax.default: fmax,
+        aten.fmin.default: fmin,
+        aten.clamp_min.default: maximum,
+        aten.clamp_min.Tensor: maximum,
+        aten.clamp_max.default: minimum,
+        aten.clamp_max.Tensor: minimum,
+    },
+    promote=NO_OPMATH,
+)
+
+
+@lower(aten.clamp.default, aten.clamp.Tensor)
+def clamp(ctx: Context, x: jax.Array, min: Any = None, max: Any = None) -> jax.Array:
+    def formula(x: jax.Array, *bounds: jax.Array) -> jax.Array:
+        remaining = iter(bounds)
+        x = maximum(x, next(remaining)) if min is not None else x
+        return minimum(x, next(remaining)) if max is not None else x
+
+    return apply_elementwise(formula, NO_OPMATH, None, ctx, x, *(b for b in (min, max) if b is not None))
+
+
+@lower(aten.nan_to_num.default)
+def nan_to_num(
+    ctx: Context, x: jax.Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> jax.Array:
+    if is_complex(x):
+        parts = (nan_to_num(ctx, part, nan, posinf, neginf) for part in (lax.real(x), lax.imag(x)))
+        return lax.complex(*parts)
+    if not is_float(x):
+        return x
+    limits = jnp.finfo(x.dtype)
+    infinity = num(np.inf, x)
+    out = where(is_nan(x), 0 if nan is None else nan, x)
+    out = where(lax.eq(x, infinity), limits.max if posinf is None else posinf, out)
+    return where(lax.eq(x, -infinity), limits.min if neginf is None else neginf, out)
+
+
+# Logarithms of sums, and products with logarithms
+
+
+def hypot(x: jax.Array, y: jax.Array) -> jax.Array:
+    x, y = lax.abs(x), lax.abs(y)
+    large, small = lax.max(x, y), lax.min(x, y)
+    ratio = lax.div(small, where(lax.eq(large, num(0, x)), 1, large))
+    out = lax.mul(large, lax.sqrt(lax.add(num(1, x), lax.mul(ratio, ratio))))
+    infinity = num(np.inf, x)
+    return where(lax.bitwise_or(lax.eq(x, infinity), lax.eq(y, infinity)), np.inf, out)
+
+
+def xlogy(x: jax.Array, y: jax.Array) -> jax.Array:
+    product = lax.mul(x, lax.log(y))
+    return where(is_nan(y), np.nan, where(lax.eq(x, num(0, x)), 0, product))
+
+
+def log_add_exp(x: jax.Array, y: jax.Array) -> jax.Array:
+    if is_complex(x):
+        larger = lax.select(lax.ge(lax.real(x), lax.real(y)), x, y)
+        smaller = lax.select(lax.ge(lax.real(x), lax.real(y)), y, x)
+        total = lax.add(larger, lax.log1p(lax.exp(lax.sub(smaller, larger))))
+    else:
+        larger = lax.max(x, y)
+        total = lax.add(larger, lax.log1p(lax.exp(lax.neg(lax.abs(lax.sub(x, y))))))
+    infinite = lax.eq(lax.abs(lax.real(x) if is_complex(x) else x), num(np.inf, lax.real(x) if is_complex(x) else x))
+    return lax.select(lax.bitwise_and(lax.eq(x, y), infinite), x, total)
+
+
+def log_add_exp2(x: jax.Array, y: jax.Array) -> jax.Array:
+    ln2 = num(math.log(2), x)
+    total = lax.div(log_add_exp(lax.mul(x, ln2), lax.mul(y, ln2)), ln2)
+    if is_complex(x):
+        return total
+    infinite = lax.eq(lax.abs(x), num(np.inf, x))
+    return lax.select(lax.bitwise_and(lax.eq(x, y), infinite), x, total)
+
+
+elementwise_table({aten.hypot.default: hypot, aten.logaddexp.default: log_add_exp, aten.logaddexp2.default: log_add_exp2})
+elementwise_table(
+    {aten.xlogy.Tensor: xlogy, aten.xlogy.Scalar_Self: xlogy, aten.xlogy.Scalar_Other: xlogy}, promote=INT_TO_FLOAT
+)
+
+
+# Selection, conversion, filling
+
+
+@elementwise(
+    aten.where.self,
+    aten.where.ScalarSelf,
+    aten.where.ScalarOther,
+    aten.where.Scalar,
+    operands=(1, 2),
+    promote=NO_OPMATH,
+)
+def where_(condition: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.select(broadcast(cast(condition, torch.bool), x.shape), x, y)
 
 
 @lower(aten._to_copy.default)
 def to_copy(ctx: Context, x: jax.Array, **_: Any) -> jax.Array:
     return cast(x, ctx.result.dtype)
+
+
+@lower(aten.fill.Scalar, aten.fill.Tensor)
+def fill(ctx: Context, x: jax.Array, value: Any) -> jax.Array:
+    return broadcast(cast(value, ctx.result.dtype), ctx.result.shape)
+
+
+@lower(aten.zero.default)
+def zero(ctx: Context, x: jax.Array) -> jax.Array:
+    return lax.full_like(x, 0)

@@ -4,6 +4,7 @@ Windows may overhang the padded input at its end (ceil_mode); how many there are
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,7 @@ def divisors(pool: Pool, include_pad: bool, override: int | None) -> np.ndarray:
     """What each window's sum is divided by; 1 for a window that holds nothing."""
     if override is not None:
         return np.full(pool.count, override)
-    return np.maximum(np.multiply.reduce(np.ix_(*pool.spans(include_pad))) if pool.rank > 1 else pool.spans(include_pad)[0], 1)
+    return np.maximum(functools.reduce(np.multiply, np.ix_(*pool.spans(include_pad))), 1)
 
 
 def window_sums(x: jax.Array, pool: Pool) -> jax.Array:

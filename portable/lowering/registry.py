@@ -109,7 +109,7 @@ def elementwise(
     """
 
     def decorate(formula: Callable[..., Any]) -> Callable[..., Any]:
-        rule = functools.partial(_elementwise, formula, promote, operands)
+        rule = functools.partial(apply_elementwise, formula, promote, operands)
         for op in ops:
             register(op, rule, _place(formula))
         return formula
@@ -128,7 +128,7 @@ def _place(function: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(function, "__name__", repr(function))
 
 
-def _elementwise(
+def apply_elementwise(
     formula: Callable[..., Any],
     kind: Promotion,
     operands: tuple[int, ...] | None,
@@ -137,16 +137,20 @@ def _elementwise(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    positions = [
-        i
-        for i in (range(len(args)) if operands is None else operands)
-        if i < len(args) and (isinstance(args[i], (jax.Array, Number, TracedScalar)))
-    ]
-    computation, result = dtypes.promote(kind, tuple(described(args[i]) for i in positions))
+    """Apply ``formula`` as the decorator `elementwise` does: for a rule that chooses its formula by its arguments."""
+    positions = range(len(args)) if operands is None else operands
+    positions = [i for i in positions if i < len(args) and isinstance(args[i], (jax.Array, Number, TracedScalar))]
     values = list(args)
-    for i in positions:
-        values[i] = broadcast(cast(args[i], computation), ctx.result.shape)
+    converted, result = promoted(kind, ctx.result.shape, *(args[i] for i in positions))
+    for i, value in zip(positions, converted, strict=True):
+        values[i] = value
     return cast(formula(*values, **kwargs), result)
+
+
+def promoted(kind: Promotion, shape: tuple[int, ...], *operands: Any) -> tuple[list[jax.Array], torch.dtype]:
+    """The operands in torch's computation dtype, broadcast to ``shape``; and torch's result dtype."""
+    computation, result = dtypes.promote(kind, tuple(described(x) for x in operands))
+    return [broadcast(cast(x, computation), shape) for x in operands], result
 
 
 class TracedScalar:

@@ -1,0 +1,215 @@
+"""Compile a model for a backend: the public entry points."""
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import fx
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.output_graph import graph_break_reasons
+from torch.utils import _pytree as pytree
+
+from portable import backends, config
+from portable.backends.base import Backend
+from portable.errors import ConfigError, PortableError, UnsupportedInputError
+from portable.explain import Fallback, Record, call_began, runs
+
+_NOT_YET = {"dims": "bounded dynamic dimensions", "slo": "objectives", "kernels": "kernel selection"}
+
+
+def compile(  # noqa: A001
+    model: Any = None,
+    *,
+    backend: str | None = None,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    dims: Any = None,
+    slo: Any = None,
+    kernels: Any = None,
+    fallback: str | None = None,
+) -> Any:
+    """Compile a model or function for a backend; what is returned is called like it, and trains like it.
+
+    Args:
+        model: an ``nn.Module`` (the result is an ``nn.Module`` that shares its parameters, buffers, hooks and mode) or a
+            function of tensors. Left out, a decorator is returned.
+        backend: a backend's name, e.g. "xla", "cpu", "cpu:eager"; default: `use_backend`, then PORTABLE_BACKEND, then the
+            first that can run here. Resolved now, not at the first call.
+        fullgraph: a graph break is an error.
+        dynamic: as in ``torch.compile``. The default lets sizes become symbolic when they change: one capture, and on the
+            stablehlo path one executable for each distinct set of sizes.
+        fallback: "warn", "allow" or "error"; default PORTABLE_FALLBACK. No op falls back yet: one without a lowering is refused.
+        dims, slo, kernels: reserved, must be None.
+
+    Raises:
+        UnknownBackendError, BackendUnavailableError: no such backend, or not here.
+        UnsupportedOpError: at the first call; names every op that has no exact lowering.
+    """
+    if model is None:
+        return functools.partial(
+            compile,
+            backend=backend,
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            dims=dims,
+            slo=slo,
+            kernels=kernels,
+            fallback=fallback,
+        )
+    for name, value in (("dims", dims), ("slo", slo), ("kernels", kernels)):
+        if value is not None:
+            raise ConfigError(f"{name}= is not supported yet ({_NOT_YET[name]})", remedy=f"leave {name} out")
+    if fallback is not None and fallback not in config.FALLBACK_MODES:
+        raise ConfigError(f"fallback={fallback!r} is not legal", remedy=f"one of {', '.join(config.FALLBACK_MODES)}")
+    if not callable(model):
+        raise UnsupportedInputError(f"{type(model).__name__} is not callable", remedy="pass an nn.Module or a function")
+    chosen = backends.get(backends.selected(backend))
+    options = {"backend": backend, "fullgraph": fullgraph, "dynamic": dynamic, "fallback": fallback}
+    if isinstance(model, CompiledModule):
+        model = model._portable_run.target
+    run = _Run(model, chosen, fullgraph, dynamic, options)
+    return CompiledModule(model, run) if isinstance(model, torch.nn.Module) else CompiledFunction(model, run)
+
+
+def device(backend: str | None = None) -> torch.device:
+    """The torch device on which the tensors of the selected backend live (cpu for the XLA family)."""
+    return backends.get(backends.selected(backend)).device()
+
+
+def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """The Dynamo backend behind ``torch.compile(model, backend="portable")``.
+
+    ``options={"backend": "xla"}`` of torch.compile names the backend; the default is PORTABLE_BACKEND.
+    """
+    options = dict(kwargs.get("options") or {})
+    chosen = backends.get(backends.selected(options.pop("backend", None)))
+    if options:
+        raise ConfigError(f"unknown options {sorted(options)}", remedy='the only option is "backend"')
+    return _compile_graph(chosen, Record("torch.compile", str(chosen), chosen.path), gm, example_inputs)
+
+
+def _compile_graph(chosen: Backend, record: Record, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    graph = record.add_graph(gm, example_inputs)
+    record.forbid_when_frozen(graph.cause)
+    return chosen.compile(gm, example_inputs, graph, record)
+
+
+class _Run:
+    """The compiled form of one callable: Dynamo with our backend, its record, and the options it was made with."""
+
+    def __init__(self, target: Any, chosen: Backend, fullgraph: bool, dynamic: bool | None, options: dict[str, Any]) -> None:
+        name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
+        self.target, self.options, self._backend = target, options, chosen
+        self.record = Record(name, str(chosen), chosen.path)
+        compiler = functools.partial(_compile_graph, chosen, self.record)
+        self._compiled = torch.compile(target, backend=compiler, fullgraph=fullgraph, dynamic=dynamic)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call_began()
+        before, breaks = runs(), len(graph_break_reasons)
+        try:
+            result = self._compiled(*args, **kwargs)
+        except Exception as failure:
+            _raise_plainly(failure, self, args, kwargs)
+        if len(graph_break_reasons) != breaks:
+            self.record.add_breaks(graph_break_reasons[breaks:])
+        if runs() == before:
+            self._ran_outside(args, kwargs)
+        return result
+
+    def _ran_outside(self, args: Any, kwargs: Any) -> None:
+        """No compiled graph ran in a call: refuse inputs that none could take, else count it and warn once."""
+        self.check_inputs(args, kwargs)
+        reason = "torch.compile skipped the call (TORCH_LOGS=dynamo says why, e.g. its recompile limit)"
+        if self.record.add_fallback(Fallback(self.record.name, reason)):
+            warnings.warn(f"{self.record.name} ran in eager, not on {self.record.backend}: {reason}", stacklevel=4)
+
+    def check_inputs(self, args: Any, kwargs: Any) -> None:
+        """Refuse, by name, an argument, parameter or buffer that the backend cannot take."""
+        named = [(f"argument {_argument(path)}", x) for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]]
+        if isinstance(self.target, torch.nn.Module):
+            named += [*self.target.named_parameters(), *self.target.named_buffers()]
+        for name, x in named:
+            if isinstance(x, torch.Tensor):
+                self._backend.check_input(x, name)
+
+
+def _argument(path: tuple[Any, ...]) -> str:
+    """The place of a leaf of (args, kwargs) as the user would write it: ``0``, ``mask``, ``0['ids']``."""
+    first = path[1]
+    return f"{first.idx if hasattr(first, 'idx') else first.key}{pytree.keystr(path[2:])}"
+
+
+def _raise_plainly(failure: Exception, run: _Run, args: Any, kwargs: Any) -> NoReturn:
+    """Raise what went wrong as the user can act on it: our own error without Dynamo's wrapping, or a bad input by name."""
+    inner = failure.inner_exception if isinstance(failure, BackendCompilerFailed) else failure
+    if isinstance(inner, PortableError):
+        raise inner from None
+    run.check_inputs(args, kwargs)
+    raise failure
+
+
+class CompiledModule(torch.nn.Module):
+    """A compiled ``nn.Module``: the same parameters, buffers, submodules, hooks and mode as the original; only calls differ.
+
+    Methods other than the call, e.g. ``generate``, are the original's own and run uncompiled.
+    """
+
+    __slots__ = ("_portable_run",)
+    _portable_run: _Run
+
+    def __init__(self, model: torch.nn.Module, run: _Run) -> None:
+        object.__setattr__(self, "__dict__", model.__dict__)
+        object.__setattr__(self, "_portable_run", run)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._portable_run(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._portable_run(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_portable_run").target, name)
+
+    def freeze(self) -> CompiledModule:
+        """From now on a call that needs a new compilation raises RecompileError. Returns the module."""
+        self._portable_run.record.frozen = True
+        return self
+
+    def __repr__(self) -> str:
+        return f"portable.compile({self._portable_run.target!r}, backend={self._portable_run.record.backend!r})"
+
+    def __reduce__(self) -> Any:
+        return _recompiled, (self._portable_run.target, self._portable_run.options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
+
+
+class CompiledFunction:
+    """A compiled function."""
+
+    def __init__(self, function: Callable[..., Any], run: _Run) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._portable_run = run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._portable_run(*args, **kwargs)
+
+    def freeze(self) -> CompiledFunction:
+        """From now on a call that needs a new compilation raises RecompileError. Returns the function."""
+        self._portable_run.record.frozen = True
+        return self
+
+    def __reduce__(self) -> Any:
+        return _recompiled, (self._portable_run.target, self._portable_run.options)
+
+
+def _recompiled(target: Any, options: dict[str, Any]) -> Any:
+    return compile(target, **options)

@@ -1,0 +1,188 @@
+"""`xla`: our ATen → StableHLO lowering on whatever PJRT platform JAX has; the CPU client is the embedded default.
+
+A captured graph becomes one executable for each concrete signature. Where Dynamo captured symbolic sizes, the ATen graph is
+kept and lowered again for each new set of sizes, without a new capture.
+"""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from portable import capture
+from portable.backends import pjrt
+from portable.backends.base import Backend, State, installed
+from portable.explain import Compilation, GraphRecord, Record, plain_name, ran
+from portable.lowering.context import Spec
+
+
+class Xla(Backend):
+    name = "xla"
+    path = "stablehlo"
+    variants = ("cpu", "cuda", "rocm", "tpu", "xpu")
+    platform = ""
+
+    def __init__(self, variant: str = "") -> None:
+        super().__init__(variant)
+        self.platform = variant or type(self).platform
+
+    @classmethod
+    def probe(cls) -> State:
+        if not installed("jax"):
+            return State(False, "jax is not installed", "pip install 'jax>=0.10'")
+        return State(True, "ready, PJRT", evidence="verified here")
+
+    def require(self) -> Backend:
+        super().require()
+        if self.platform:
+            pjrt.client(self.platform)
+        return self
+
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record) -> Callable[..., Any]:
+        for name, x in zip(graph.arguments, example_inputs, strict=False):
+            if isinstance(x, torch.Tensor):
+                self.check_input(x, name)
+
+        def compile_aten(aten: fx.GraphModule, inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
+            return CompiledGraph(self, aten, inputs, kind, graph, record)
+
+        return capture.aot(gm, example_inputs, compile_aten)
+
+
+class _Program:
+    """One executable with what is needed to call it: the host arguments' positions and the outputs' plan."""
+
+    __slots__ = ("client", "executable", "lowered", "outputs", "plain", "random")
+
+    def __init__(self, client: pjrt.Client, lowered: Any) -> None:
+        self.client = client
+        self.lowered = lowered
+        self.executable = client.compile(lowered.module)
+        self.outputs = lowered.outputs
+        self.plain = all(is_array for is_array, _ in lowered.outputs)
+        self.random = lowered.random
+
+
+class CompiledGraph:
+    """A functional ATen graph as programs, one a concrete signature. Takes its arguments as one list, which it empties."""
+
+    def __init__(self, backend: Xla, gm: fx.GraphModule, inputs: Sequence[Any], kind: str, graph: GraphRecord, record: Record) -> None:
+        self._backend, self._gm, self._kind, self._graph, self._record = backend, gm, kind, graph, record
+        self._boxed_call = True  # on the instance: torch copies it to its wrappers from there
+        self._placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        self._inputs = [n.meta.get("val") for n in self._placeholders]
+        self._symbolic = _symbolic_positions(self._inputs)
+        self._names = _symbol_names(self._inputs, self._symbolic)
+        self._resident = capture.static_positions() if kind != "backward" else frozenset()
+        self._programs: dict[Any, _Program] = {}
+        self._last: tuple[int, ...] | None = None
+        self._lock = threading.Lock()
+        self._capture_s = graph.since_call()
+        if not self._symbolic:
+            with unset_fake_temporarily():
+                self._build((), [_static_spec(x) for x in self._inputs])
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        client = pjrt.client(self._backend.platform)
+        key = tuple(_size(args[i], dim) for i, dim in self._symbolic)
+        program = self._programs.get(key)
+        if program is None or program.client is not client:
+            program = self._build(key, [_spec(a) for a in args])
+        put, resident = client.put, client.residents.get
+        buffers = [_seed(client, program.random)]
+        for i, a in enumerate(args):
+            if isinstance(a, torch.Tensor):
+                keep = i in self._resident or type(a) is torch.nn.Parameter
+                buffers.append(resident(a) if keep else put(a))
+        results = client.take(program.executable(buffers))
+        args.clear()
+        ran()
+        if program.plain:
+            return results
+        return [results[value] if is_array else value for is_array, value in program.outputs]
+
+    def _build(self, key: tuple[int, ...], specs: list[Any]) -> _Program:
+        from portable.lowering.program import lower_graph
+
+        client = pjrt.client(self._backend.platform)
+        with self._lock:
+            program = self._programs.get(key)
+            if program is not None and program.client is client:
+                return program
+            cause = self._cause(key)
+            self._record.forbid_when_frozen(cause)
+            began = time.perf_counter()
+            old = program
+            lowered = old.lowered if old else lower_graph(self._gm, specs, platform=client.platform, backend=str(self._backend))
+            lowered_at = time.perf_counter()
+            program = _Program(client, lowered)
+            compiled_at = time.perf_counter()
+            capture_s, self._capture_s = self._capture_s, 0.0
+            if not self._programs:
+                self._graph.ops.update(lowered.ops)
+            self._programs[key] = program
+            self._last = key
+            self._record.add(
+                Compilation(self._graph.index, self._kind, cause, capture_s, lowered_at - began, compiled_at - lowered_at)
+            )
+            return program
+
+    def _cause(self, key: tuple[int, ...]) -> str:
+        if key in self._programs:
+            return "a forked process has a client of its own"
+        if self._last is None:
+            return self._graph.cause
+        changed = [
+            f"{name}: {old} → {new}" for name, old, new in zip(self._names, self._last, key, strict=True) if old != new
+        ]
+        return ", ".join(dict.fromkeys(changed))
+
+
+def _seed(client: pjrt.Client, random: bool) -> Any:
+    """The program's random seed: drawn from torch's generator, so that torch.manual_seed reproduces and no two calls agree."""
+    if not random:
+        return client.no_seed
+    return client.put(torch.randint(0, 2**32, (2,), dtype=torch.int64).to(torch.uint32))
+
+
+def _spec(x: Any) -> Any:
+    return Spec(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x
+
+
+def _static_spec(x: Any) -> Any:
+    return Spec(tuple(int(n) for n in x.shape), x.dtype) if isinstance(x, torch.Tensor) else x
+
+
+def _symbolic_positions(inputs: Sequence[Any]) -> list[tuple[int, int]]:
+    """(argument, dimension) of each symbolic size; dimension -1 is the argument itself."""
+    found = []
+    for i, x in enumerate(inputs):
+        if isinstance(x, torch.Tensor):
+            found += [(i, d) for d, n in enumerate(x.shape) if not isinstance(n, int)]
+        elif isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            found.append((i, -1))
+    return found
+
+
+def _symbol_names(inputs: Sequence[Any], positions: Sequence[tuple[int, int]]) -> list[str]:
+    names = []
+    for i, dim in positions:
+        value = inputs[i] if dim < 0 else inputs[i].shape[dim]
+        sources = value.node.shape_env.var_to_sources.get(value.node.expr, ())
+        names.append(plain_name(sources[0].name) if sources else str(value))
+    return names
+
+
+def _size(value: Any, dim: int) -> int:
+    return value if dim < 0 else value.shape[dim]
+
+
+BACKEND = Xla

@@ -1,0 +1,169 @@
+"""The command line: what can run here (`doctor`), the environment variables (`env`), what became of a model (`explain`)."""
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import portable
+from portable import backends, config
+from portable.errors import ConfigError, PortableError
+
+app = typer.Typer(
+    help="portable: run one PyTorch model on any accelerator.", no_args_is_help=True, add_completion=False, rich_markup_mode="rich"
+)
+console = Console()
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def main() -> None:
+    """Entry point of the console script: an error of ours is one message and exit status 2, not a traceback."""
+    try:
+        app()
+    except PortableError as failure:
+        Console(stderr=True).print(f"[bold red]{type(failure).__name__}[/]: {escape(str(failure))}", highlight=False)
+        sys.exit(2)
+
+
+@app.command()
+def doctor(
+    as_json: AsJson = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of plugins that do not load.")] = False,
+) -> None:
+    """What can run here: each backend, ready or why not and what to do, and the versions."""
+    report = diagnosis()
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    versions = report["versions"]
+    console.print(" · ".join(f"{name} {version}" for name, version in versions.items()) + f" · {report['machine']}", highlight=False)
+    table = Table("backend", "path", "state", "evidence", box=None, pad_edge=False)
+    for row in report["backends"]:
+        state = escape(row["reason"]) + (f"   [dim]→ {escape(row['remedy'])}[/]" if row["remedy"] else "")
+        table.add_row(row["name"], row["path"], f"[green]{state}[/]" if row["ready"] else state, row["evidence"])
+    console.print(table)
+    console.print(report["choice"], highlight=False)
+    for row in report["backends"]:
+        if verbose and row["traceback"]:
+            console.print(f"\n{row['name']}:\n{escape(row['traceback'])}", highlight=False)
+
+
+def diagnosis() -> dict[str, Any]:
+    """What `portable doctor` shows, as plain data."""
+    from importlib.metadata import version
+
+    rows = []
+    for name in backends.names():
+        plugin = backends.plugins().get(name) if name not in backends.BUILTIN else None
+        if plugin is not None and plugin.backend is None:
+            reason = f"plugin {plugin.package} failed: {plugin.failure.strip().splitlines()[-1]}"
+            row = {"path": "?", "ready": False, "reason": reason, "remedy": "portable doctor --verbose", "evidence": "contract only"}
+            rows.append({"name": name, **row, "traceback": plugin.failure})
+            continue
+        backend = backends.backend_class(name)
+        rows.append({"name": name, "path": backend.path, **asdict(backend.probe()), "traceback": ""})
+    return {
+        "versions": {"portable": portable.__version__, "Python": platform.python_version(), "torch": version("torch"), "jax": version("jax")},
+        "machine": f"{os.cpu_count()} cores {platform.machine()}",
+        "backends": rows,
+        "choice": _choice(),
+    }
+
+
+def _choice() -> str:
+    if config.is_set("PORTABLE_BACKEND"):
+        name = config.get("PORTABLE_BACKEND")
+        try:
+            return f"PORTABLE_BACKEND={name}: {backends.get(name)} is used."
+        except PortableError as failure:
+            return f"PORTABLE_BACKEND={name}: {failure}"
+    return f"PORTABLE_BACKEND is unset: auto would choose {backends.autodetected()}."
+
+
+@app.command()
+def env(as_json: AsJson = False) -> None:
+    """The environment variables: type, default, value in force, meaning."""
+    rows = [
+        {"name": v.name, "type": v.type, "default": v.default, "value": os.environ.get(v.name, ""), "doc": v.doc}
+        for v in config.VARIABLES.values()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("variable", "type", "default", "set to", "meaning", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(escape(str(row[key])) for key in ("name", "type", "default", "value", "doc")))
+    console.print(table)
+    for v in config.VARIABLES.values():
+        config.get(v.name)
+
+
+@app.command()
+def explain(
+    model: Annotated[str, typer.Argument(help="module:function or path/to/file.py:function; it returns (model, args[, kwargs]).")],
+    backend: Annotated[str, typer.Option(help="Backend; default PORTABLE_BACKEND.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Run a model once and show what became of it: ops, graph breaks, compilations, fallbacks."""
+    import torch
+
+    function, args, kwargs = load_model(model)
+    compiled = portable.compile(function, backend=backend or None)
+    with console.status("capturing and compiling …"), torch.no_grad():
+        compiled(*args, **kwargs)
+    explanation = portable.explain(compiled, show=False)
+    if as_json:
+        typer.echo(json.dumps(explanation.to_dict(), indent=2))
+    else:
+        console.print(explanation)
+
+
+def load_model(spec: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """(model, args, kwargs) from ``module:function`` or ``path/to/file.py:function``.
+
+    Raises:
+        ConfigError: there is no such module or function, or it returns something else.
+    """
+    source, _, name = spec.rpartition(":")
+    remedy = "write module:function or path/to/file.py:function, a function without arguments that returns (model, args) or (model, args, kwargs)"
+    if not source:
+        raise ConfigError(f"{spec!r} names no function", remedy=remedy)
+    try:
+        module = _module(source)
+        made = getattr(module, name)()
+    except (ImportError, FileNotFoundError, AttributeError) as failure:
+        raise ConfigError(f"{spec!r} cannot be loaded: {failure}", remedy=remedy) from failure
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+        raise ConfigError(f"{spec} returned {type(made).__name__}, not (model, args[, kwargs])", remedy=remedy)
+    return made[0], tuple(made[1]), dict(made[2]) if len(made) == 3 else {}
+
+
+def _module(source: str) -> Any:
+    if not source.endswith(".py"):
+        sys.path.insert(0, os.getcwd())
+        return importlib.import_module(source)
+    path = Path(source)
+    if not path.exists():
+        raise FileNotFoundError(f"no file {source}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{source} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()

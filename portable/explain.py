@@ -1,0 +1,328 @@
+"""What became of a model: graphs, breaks, compilations and fallbacks, each with its reason.
+
+``portable.explain`` is both this module and the public function: the module can be called.
+"""
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+import types
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from portable.errors import RecompileError, UnsupportedInputError
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One executable that was built.
+
+    Attributes:
+        graph: index of the captured graph.
+        kind: "inference", "forward", "backward" or "eager".
+        cause: "first call", or the argument whose change made it necessary.
+        capture_s, lowering_s, compile_s: seconds in Dynamo and AOTAutograd, in our lowering, in the backend's compiler.
+    """
+
+    graph: int
+    kind: str
+    cause: str
+    capture_s: float
+    lowering_s: float
+    compile_s: float
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Why Dynamo ended a graph before the function's end, and the user's line."""
+
+    reason: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Something that ran outside its path."""
+
+    op: str
+    reason: str
+    where: str = ""
+
+
+@dataclass
+class GraphRecord:
+    """One graph that Dynamo captured.
+
+    Attributes:
+        ops: number of nodes by (overload, how it runs).
+        arguments: the user's name of each input.
+        cause: why it was captured.
+    """
+
+    index: int
+    arguments: tuple[str, ...]
+    signature: tuple[str, ...]
+    cause: str
+    began: float
+    ops: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def since_call(self) -> float:
+        """Seconds since the call that led to this graph, or since the graph before it was done."""
+        return time.perf_counter() - self.began
+
+
+_thread = threading.local()
+
+
+def ran() -> None:
+    """Note that a compiled graph ran in this thread."""
+    _thread.runs = getattr(_thread, "runs", 0) + 1
+
+
+def runs() -> int:
+    """How many compiled graphs have run in this thread."""
+    return getattr(_thread, "runs", 0)
+
+
+def call_began() -> None:
+    """Note that a call of a compiled model begins in this thread: captures are timed from here."""
+    _thread.began = time.perf_counter()
+
+
+class Record:
+    """Everything that is known of one compiled model; filled while it compiles, read by `Explanation`. Thread-safe."""
+
+    def __init__(self, name: str, backend: str, path: str) -> None:
+        self.name, self.backend, self.path = name, backend, path
+        self.graphs: list[GraphRecord] = []
+        self.compiles: list[Compilation] = []
+        self.breaks: list[GraphBreak] = []
+        self.fallbacks: dict[Fallback, int] = {}
+        self.frozen = False
+        self._by_frame: dict[Any, GraphRecord] = {}
+        self._lock = threading.Lock()
+
+    def add(self, compilation: Compilation) -> None:
+        """Note an executable that was built."""
+        with self._lock:
+            self.compiles.append(compilation)
+            _thread.began = time.perf_counter()
+
+    def add_fallback(self, fallback: Fallback) -> bool:
+        """Count a fallback; whether it is the first of its kind."""
+        with self._lock:
+            self.fallbacks[fallback] = self.fallbacks.get(fallback, 0) + 1
+            return self.fallbacks[fallback] == 1
+
+    def add_graph(self, gm: Any, example_inputs: Sequence[Any]) -> GraphRecord:
+        """Note a graph that Dynamo captured, with its cause."""
+        import torch
+
+        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        arguments = tuple(plain_name(_source(n)) for n in placeholders)
+        signature = tuple(_signature(x) for x in example_inputs)
+        compile_id = torch._guards.CompileContext.current_compile_id()
+        frame = compile_id.frame_id if compile_id else None
+        with self._lock:
+            cause = _difference(self._by_frame.get(frame), arguments, signature)
+            began = getattr(_thread, "began", time.perf_counter())
+            graph = GraphRecord(len(self.graphs), arguments, signature, cause, began)
+            self.graphs.append(graph)
+            self._by_frame[frame] = graph
+        return graph
+
+    def add_breaks(self, reasons: Sequence[Any]) -> None:
+        """Note why graphs ended early: Dynamo's reasons (text and the user's stack)."""
+        with self._lock:
+            for reason in reasons:
+                stack = [f for f in reason.user_stack if f.name not in ("_call_impl", "_wrapped_call_impl")]
+                where = f"{stack[-1].filename.rsplit('/', 1)[-1]}:{stack[-1].lineno}, in {stack[-1].name}" if stack else ""
+                found = GraphBreak(_first_line(reason.reason), where)
+                if found not in self.breaks:
+                    self.breaks.append(found)
+
+    def forbid_when_frozen(self, cause: str) -> None:
+        """Refuse a new compilation of a frozen model.
+
+        Raises:
+            RecompileError: names what changed.
+        """
+        if self.frozen:
+            raise RecompileError(
+                f"{self.name} is frozen, and this call needs a new compilation: {cause}",
+                remedy="call the model with every shape before freeze(), or pad to a shape that it has seen",
+            )
+
+
+def plain_name(source: str) -> str:
+    """A Dynamo source as the user would write it: ``L['self']._parameters['w']`` → ``self.w``."""
+    name = re.sub(r"\._(?:parameters|buffers|modules)\['([^']+)'\]", r".\1", source)
+    name = re.sub(r"[LG]\['([^']+)'\]", r"\1", name)
+    name = re.sub(r"\.size\(\)\[(\d+)\]", r".shape[\1]", name)
+    return re.sub(r"\['(\w+)'\]", r".\1", name) if name.startswith("self") else name
+
+
+def _source(node: Any) -> str:
+    source = getattr(node, "_dynamo_source", None)
+    return source.name if source is not None else node.name
+
+
+def _signature(x: Any) -> str:
+    import torch
+
+    if isinstance(x, torch.Tensor):
+        grad = ", grad" if x.requires_grad else ""
+        return f"{str(x.dtype).removeprefix('torch.')}[{', '.join(map(str, x.shape))}]{grad}"
+    return repr(x)
+
+
+def _difference(before: GraphRecord | None, arguments: Sequence[str], signature: Sequence[str]) -> str:
+    if before is None:
+        return "first call"
+    old = dict(zip(before.arguments, before.signature, strict=False))
+    changed = [
+        f"{name}: {old[name]} → {new}" for name, new in zip(arguments, signature, strict=False) if old.get(name, new) != new
+    ]
+    return ", ".join(changed[:4]) or "a guard of torch.compile failed (TORCH_LOGS=recompiles names it)"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "unknown"
+
+
+class Explanation:
+    """What `pt.explain` gives: printable, and machine-readable through ``to_dict``.
+
+    Attributes:
+        ops: {overload: {how it runs: count}}.
+        decisions: {overload: why it runs as it does}.
+        fallbacks, graph_breaks, compiles: lists; empty means none.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.name, self.backend, self.path = record.name, record.backend, record.path
+        self.graphs = len(record.graphs)
+        self.frozen = record.frozen
+        self.compiles: list[Compilation] = list(record.compiles)
+        self.graph_breaks: list[GraphBreak] = list(record.breaks)
+        self.fallbacks: list[Fallback] = list(record.fallbacks)
+        self.ops: dict[str, dict[str, int]] = {}
+        for graph in record.graphs:
+            for (op, how), count in graph.ops.items():
+                counts = self.ops.setdefault(op, {})
+                counts[how] = counts.get(how, 0) + count
+        self.decisions: dict[str, str] = {op: ", ".join(_WHY[how] for how in counts) for op, counts in self.ops.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole explanation as plain data."""
+        return {
+            "name": self.name,
+            "backend": self.backend,
+            "path": self.path,
+            "graphs": self.graphs,
+            "frozen": self.frozen,
+            "ops": self.ops,
+            "decisions": self.decisions,
+            "compiles": [asdict(c) for c in self.compiles],
+            "graph_breaks": [asdict(b) for b in self.graph_breaks],
+            "fallbacks": [asdict(f) for f in self.fallbacks],
+        }
+
+    def headline(self) -> str:
+        """One line: path, graphs, breaks, compilations and their time."""
+        seconds = [sum(getattr(c, part) for c in self.compiles) for part in ("capture_s", "lowering_s", "compile_s")]
+        plural = lambda n, word: f"{n} {word}{'' if n == 1 else 's'}"  # noqa: E731
+        return (
+            f"{self.name} on {self.backend} ({self.path}): {plural(self.graphs, 'graph')}, "
+            f"{plural(len(self.graph_breaks), 'break')}, {plural(len(self.compiles), 'compilation')} "
+            f"(capture {seconds[0]:.1f} s, lowering {seconds[1]:.2f} s, {self.backend} {seconds[2]:.1f} s)"
+        )
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        from rich.markup import escape
+        from rich.table import Table
+
+        yield escape(self.headline())
+        yield _ops_table(self.ops, self.decisions)
+        if len(self.compiles) > 1:
+            table = Table("graph", "kind", "cause", "capture", "lowering", "compile", title="compilations", title_justify="left", box=None)
+            for c in self.compiles:
+                table.add_row(
+                    str(c.graph), c.kind, escape(c.cause), f"{c.capture_s:.2f} s", f"{c.lowering_s:.3f} s", f"{c.compile_s:.2f} s"
+                )
+            yield table
+        for b in self.graph_breaks:
+            yield escape(f"graph break at {b.where or 'an unknown line'}: {b.reason} (it ran in eager)")
+        if self.fallbacks:
+            for f in self.fallbacks:
+                yield escape(f"fallback: {f.op}{f' at {f.where}' if f.where else ''}: {f.reason}")
+        else:
+            yield "fallbacks: none"
+
+    def __str__(self) -> str:
+        from io import StringIO
+
+        from rich.console import Console
+
+        console = Console(file=StringIO(), width=120)
+        console.print(self)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return text.rstrip()
+
+    __repr__ = __str__
+
+
+_WHY = {
+    "lowered": "portable; unmeasured on this machine",
+    "decomposed": "portable through torch's decomposition; unmeasured on this machine",
+    "inductor": "native, compiled by Inductor",
+    "eager": "native, eager as asked",
+}
+_SHOWN = 12
+
+
+def _ops_table(ops: dict[str, dict[str, int]], decisions: dict[str, str]) -> Any:
+    from rich.table import Table
+
+    table = Table("op", "n", "runs as", "why", box=None)
+    ranked = sorted(ops.items(), key=lambda item: -sum(item[1].values()))
+    for op, counts in ranked[:_SHOWN]:
+        table.add_row(op.removesuffix(".default"), str(sum(counts.values())), ", ".join(counts), decisions[op])
+    if len(ranked) > _SHOWN:
+        rest = ranked[_SHOWN:]
+        kinds = sorted({how for _, counts in rest for how in counts})
+        table.add_row(f"{len(rest)} other ops", str(sum(sum(c.values()) for _, c in rest)), ", ".join(kinds), "")
+    return table
+
+
+def explain(compiled: Any, *, show: bool = True) -> Explanation:
+    """What became of a compiled model: how each op runs and why, graph breaks, compilations, fallbacks.
+
+    Args:
+        compiled: what `compile` returned; call it first, compilation happens at the first call.
+        show: also print the table.
+    """
+    run = getattr(compiled, "_portable_run", None)
+    if run is None:
+        raise UnsupportedInputError(
+            f"{type(compiled).__name__} was not made by portable.compile", remedy="pass what portable.compile returned"
+        )
+    explanation = Explanation(run.record)
+    if show:
+        from rich.console import Console
+
+        Console().print(explanation)
+    return explanation
+
+
+class _CallableModule(types.ModuleType):
+    def __call__(self, compiled: Any, *, show: bool = True) -> Explanation:
+        return explain(compiled, show=show)
+
+
+_CallableModule.__call__.__doc__ = explain.__doc__
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,149 @@
+"""Reading by index.
+
+Eager raises for an index that is out of range. A compiled program cannot: StableHLO's gather clamps such an index into
+range, so nothing is ever read out of bounds. Negative indices count from the end, where torch allows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from portable.lowering.context import Context
+from portable.lowering.registry import broadcast, cast, lower
+from portable.lowering.shape import take
+
+aten = torch.ops.aten
+IN_BOUNDS = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+
+
+def wrapped(index: jax.Array, size: int) -> jax.Array:
+    """Indices into a dim of ``size`` with the negative ones counted from its end."""
+    if not jnp.issubdtype(index.dtype, jnp.signedinteger):
+        return lax.convert_element_type(index, np.int64)
+    if index.dtype.itemsize < 4:  # a narrow index type may not hold the size
+        index = lax.convert_element_type(index, np.int32)
+    return lax.select(lax.lt(index, lax.full_like(index, 0)), lax.add(index, lax.full_like(index, size)), index)
+
+
+def coordinates(ctx: Context, shape: Sequence[int], indices: Sequence[jax.Array | None]) -> tuple[jax.Array, list[int]]:
+    """The indices of advanced indexing as one array (*broadcast shape, indexed dims), and the dims that they index."""
+    dims = [d for d, index in enumerate(indices) if index is not None]
+    if any(indices[d].dtype == np.bool_ for d in dims):
+        ctx.refuse("a boolean index selects a number of elements that depends on the data")
+    common = np.broadcast_shapes(*(indices[d].shape for d in dims))
+    if any(shape[d] == 0 for d in dims) and 0 not in common:
+        ctx.refuse("an index into an empty dimension is out of range")
+    kind = np.int64 if any(indices[d].dtype == np.int64 for d in dims) else np.int32
+    columns = [lax.convert_element_type(broadcast(wrapped(indices[d], shape[d]), common), kind) for d in dims]
+    return lax.concatenate([lax.expand_dims(c, (c.ndim,)) for c in columns], len(common)), dims
+
+
+def placement(dims: Sequence[int], ndim: int, batch: int) -> tuple[int, ...]:
+    """Where the dims that are not indexed go in the result.
+
+    The ``batch`` dims of the indices take the place of the first indexed dim where those are adjacent, and come
+    first where they are not (numpy's rule, and torch's).
+    """
+    adjacent = dims[-1] - dims[0] == len(dims) - 1
+    first = dims[0] if adjacent else 0
+    rest = ndim - len(dims)
+    return tuple(i if i < first else i + batch for i in range(rest))
+
+
+@lower(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(ctx: Context, x: jax.Array, indices: Sequence[jax.Array | None]) -> jax.Array:
+    if all(i is None for i in indices):
+        return x
+    if 0 in ctx.result.shape:
+        coordinates(ctx, x.shape, indices)
+        return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
+    where, dims = coordinates(ctx, x.shape, indices)
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=placement(dims, x.ndim, where.ndim - 1),
+        collapsed_slice_dims=tuple(dims),
+        start_index_map=tuple(dims),
+    )
+    sizes = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
+    return lax.gather(x, where, numbers, sizes, mode=IN_BOUNDS)
+
+
+def clamped(indices: Sequence[jax.Array | None], shape: Sequence[int]) -> list[jax.Array | None]:
+    """Each index clamped to the range that its dim allows, negative ones included."""
+    sized = zip(indices, shape, strict=False)
+    return [None if i is None else lax.clamp(lax.full_like(i, -n), i, lax.full_like(i, n - 1)) for i, n in sized]
+
+
+@lower(aten._unsafe_masked_index.default)
+def unsafe_masked_index(
+    ctx: Context, x: jax.Array, mask: jax.Array, indices: Sequence[jax.Array | None], fill: Any
+) -> jax.Array:
+    """``x`` at the indices where the mask holds, else ``fill``; the indices may be out of range where it does not."""
+    shape = ctx.result.shape
+    if 0 in x.shape:
+        return broadcast(cast(fill, ctx.result.dtype), shape)
+    taken = index(ctx, x, clamped(indices, x.shape))
+    return lax.select(broadcast(mask, shape), taken, broadcast(cast(fill, ctx.result.dtype), shape))
+
+
+@lower(aten.index_select.default)
+def index_select(ctx: Context, x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
+    if x.ndim == 0:
+        return lax.reshape(x, ctx.result.shape)
+    dim %= x.ndim
+    if x.shape[dim] == 0 and index.size:
+        ctx.refuse("an index into an empty dimension is out of range")
+    return take(x, lax.reshape(index, (index.size,)), dim)
+
+
+@lower(aten.embedding.default)
+def embedding(ctx: Context, weight: jax.Array, indices: jax.Array, *_: Any, **__: Any) -> jax.Array:
+    if weight.shape[0] == 0 and indices.size:
+        ctx.refuse("an index into an empty dimension is out of range")
+    if 0 in ctx.result.shape:
+        return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
+    last = tuple(range(indices.ndim, indices.ndim + weight.ndim - 1))
+    numbers = lax.GatherDimensionNumbers(offset_dims=last, collapsed_slice_dims=(0,), start_index_map=(0,))
+    return lax.gather(
+        weight, lax.expand_dims(indices, (indices.ndim,)), numbers, (1, *weight.shape[1:]), mode=IN_BOUNDS
+    )
+
+
+@lower(aten.gather.default)
+def gather(ctx: Context, x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
+    if x.ndim == 0 or index.ndim == 0:
+        x, index = lax.reshape(x, (x.size,)), lax.reshape(index, (index.size,))
+    if index.size == 0:
+        return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
+    dim %= x.ndim
+    if x.shape[dim] == 0:
+        ctx.refuse("an index into an empty dimension is out of range")
+    return lax.reshape(gather_along(x, dim, index), ctx.result.shape)
+
+
+def gather_along(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
+    """``out[i, j, k] = x[i, index[i, j, k], k]`` for dim 1; ``index`` is not larger than ``x`` in the other dims."""
+    kept = tuple(d for d in range(x.ndim) if d != dim)
+    x = lax.slice(x, (0,) * x.ndim, tuple(n if d == dim else index.shape[d] for d, n in enumerate(x.shape)))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(),
+        collapsed_slice_dims=(dim,),
+        start_index_map=(dim,),
+        operand_batching_dims=kept,
+        start_indices_batching_dims=kept,
+    )
+    return lax.gather(x, lax.expand_dims(index, (index.ndim,)), numbers, (1,) * x.ndim, mode=IN_BOUNDS)
+
+
+@lower(aten.take.default)
+def take_flat(ctx: Context, x: jax.Array, index: jax.Array) -> jax.Array:
+    if x.size == 0 and index.size:
+        ctx.refuse("an index into an empty tensor is out of range")
+    flat = take(lax.reshape(x, (x.size,)), wrapped(lax.reshape(index, (index.size,)), x.size), 0)
+    return lax.reshape(flat, ctx.result.shape)

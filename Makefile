@@ -24,7 +24,8 @@ demo: $(DEMO)/.installed
 	PORTABLE_BACKEND=$(BACKEND) $(DEMO)/bin/python examples/generate.py --check
 
 test: lint
-	$(TEST)/bin/python -m pytest -q -n 2
+	# one OpenMP thread a worker: two pools on the same cores stall each other
+	OMP_NUM_THREADS=1 $(TEST)/bin/python -m pytest -q -n 2
 
 lint: $(TEST)/.installed
 	$(TEST)/bin/python -m ruff check $(SOURCES)

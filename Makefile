@@ -23,8 +23,8 @@ demo: $(DEMO)/.installed
 	PORTABLE_BACKEND=$(BACKEND) $(DEMO)/bin/python examples/train_digits.py --check
 	PORTABLE_BACKEND=$(BACKEND) $(DEMO)/bin/python examples/generate.py --check
 
+# One OpenMP thread a worker: two pools on the same cores stall each other.
 test: lint
-	# one OpenMP thread a worker: two pools on the same cores stall each other
 	OMP_NUM_THREADS=1 $(TEST)/bin/python -m pytest -q -n 2
 
 lint: $(TEST)/.installed

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -78,6 +80,14 @@ def test_refuses_an_unknown_backend_in_plain_words():
     assert result.returncode != 0
     assert "abacus" in result.stderr and "xla" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_code_on_the_readmes_first_screen_runs():
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert all(parameter.grad is not None for parameter in names["model"].parameters())
 
 
 class TestSentenceSearch:

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -97,6 +99,20 @@ def _compile_graph(chosen: Backend, record: Record, gm: fx.GraphModule, example_
     return chosen.compile(gm, example_inputs, graph, record)
 
 
+# Dynamo lets threads that miss its cache together compile one after the other, each its own copy, until its recompile limit:
+# calls with sizes not seen before go one at a time.
+_COLD = threading.RLock()
+_WARM_KEYS = 4096
+
+
+def _renew_lock() -> None:
+    global _COLD
+    _COLD = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 class _Run:
     """The compiled form of one callable: Dynamo with our backend, its record, and the options it was made with."""
 
@@ -104,10 +120,24 @@ class _Run:
         name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
         self.target, self.options, self._backend = target, options, chosen
         self.record = Record(name, str(chosen), chosen.path)
+        self._warm: set[Any] = set()
         compiler = functools.partial(_compile_graph, chosen, self.record)
         self._compiled = torch.compile(target, backend=compiler, fullgraph=fullgraph, dynamic=dynamic)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return self.target(*args, **kwargs)  # inside another compiled model: part of its graph
+        key = (torch.is_grad_enabled(), *[getattr(a, "shape", None) for a in (*args, *kwargs.values())])
+        if key in self._warm:
+            return self._call(args, kwargs)
+        with _COLD:
+            result = self._call(args, kwargs)
+            if len(self._warm) >= _WARM_KEYS:
+                self._warm.clear()
+            self._warm.add(key)
+        return result
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call_began()
         before, breaks = runs(), len(graph_break_reasons)
         try:
@@ -125,7 +155,7 @@ class _Run:
         self.check_inputs(args, kwargs)
         reason = "torch.compile skipped the call (TORCH_LOGS=dynamo says why, e.g. its recompile limit)"
         if self.record.add_fallback(Fallback(self.record.name, reason)):
-            warnings.warn(f"{self.record.name} ran in eager, not on {self.record.backend}: {reason}", stacklevel=4)
+            warnings.warn(f"{self.record.name} ran in eager, not on {self.record.backend}: {reason}", stacklevel=5)
 
     def check_inputs(self, args: Any, kwargs: Any) -> None:
         """Refuse, by name, an argument, parameter or buffer that the backend cannot take."""

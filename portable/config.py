@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from portable.errors import ConfigError
@@ -61,13 +60,6 @@ VARIABLES: dict[str, Variable] = {
             "warn",
             "What to do with an op that has no lowering where the host can run it.",
             _choice(*FALLBACK_MODES),
-        ),
-        Variable(
-            "PORTABLE_CACHE_DIR",
-            "folder",
-            "~/.cache/portable",
-            "Where compiled programs are kept.",
-            lambda raw: Path(raw).expanduser(),
         ),
         Variable("PORTABLE_LOG", "log level", "warning", "Level of the `portable` logger.", _level),
     )

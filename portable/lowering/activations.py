@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import jax
 import torch
@@ -11,8 +10,16 @@ from jax import lax
 
 from portable.lowering.context import Context
 from portable.lowering.elementwise import is_complex, maximum, minimum, num, where
-from portable.lowering.registry import apply_elementwise, cast, elementwise, elementwise_table, lower
-from portable.lowering.registry import DEFAULT, NO_OPMATH
+from portable.lowering.registry import (
+    DEFAULT,
+    NO_OPMATH,
+    apply_elementwise,
+    cast,
+    elementwise,
+    elementwise_table,
+    lower,
+    promoted,
+)
 
 aten = torch.ops.aten
 
@@ -64,10 +71,11 @@ def prelu(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 @lower(aten._prelu_kernel_backward.default)
 def prelu_backward(ctx: Context, grad: jax.Array, x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    (grad, x, weight), result = promoted(DEFAULT, ctx.result[0].shape, grad, x, weight)
     positive = lax.gt(x, num(0, x))
-    by_x = lax.select(positive, grad, lax.mul(cast(weight, ctx.result[0].dtype) + lax.full_like(x, 0), grad))
+    by_x = lax.select(positive, grad, lax.mul(weight, grad))
     by_weight = where(positive, 0, lax.mul(x, grad))
-    return by_x, by_weight
+    return cast(by_x, result), cast(by_weight, result)
 
 
 @elementwise(aten.threshold.default, operands=(0,), promote=NO_OPMATH)
@@ -266,10 +274,6 @@ elementwise(aten.elu.default, operands=(0,))(elu)
 
 
 # Gated
-
-
-def _gate(formula: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    return formula
 
 
 @lower(aten.glu.default)

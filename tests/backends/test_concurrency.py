@@ -1,0 +1,102 @@
+"""One compiled model, many threads and processes."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+
+import portable as pt
+
+SHAPES = ((3, 8), (5, 8), (16, 8))
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)).eval()
+
+
+@pytest.mark.parametrize("calls", [50, pytest.param(1000, marks=pytest.mark.slow)])
+def test_eight_threads_on_three_shapes_get_eager_answers(calls):
+    eager = model()
+    compiled = pt.compile(eager, backend="xla")
+    failures: list[BaseException] = []
+    start = threading.Barrier(8)
+
+    def work(seed: int) -> None:
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            inputs = [torch.randn(shape, generator=generator) for shape in SHAPES]
+            with torch.no_grad():
+                want = [eager(x) for x in inputs]
+                start.wait()
+                for i in range(calls):
+                    for x, y in zip(inputs, want, strict=True):
+                        torch.testing.assert_close(compiled(x + 0 * i), y, rtol=1e-5, atol=1e-6)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures, failures[0]
+    explanation = pt.explain(compiled, show=False)
+    assert not explanation.fallbacks
+    assert len(explanation.compiles) <= 2 * len(SHAPES)
+
+
+FORKED = """
+    import os, sys, torch, portable as pt
+    torch.set_num_threads(1)  # torch's own OpenMP pool does not survive a fork
+    eager = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh()).eval()
+    compiled = pt.compile(eager, backend="xla")
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        want = eager(x)
+        torch.testing.assert_close(compiled(x), want)
+        child = os.fork()
+        if child == 0:
+            torch.testing.assert_close(compiled(x), want)                                   # the parent's program
+            again = pt.compile(lambda x: (x.sin() @ x.t()).sum(), backend="xla")
+            torch.testing.assert_close(again(x), (x.sin() @ x.t()).sum())                   # a new one
+            grad = torch.ones(3, requires_grad=True)
+            with torch.enable_grad():
+                pt.compile(lambda g: (g * g).sum(), backend="xla")(grad).backward()
+            torch.testing.assert_close(grad.grad, 2 * torch.ones(3))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        torch.testing.assert_close(compiled(x), want)
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_runs_and_compiles():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _spawned(queue) -> None:
+    x = torch.ones(3, 8)
+    with torch.no_grad():
+        eager = model()
+        got = pt.compile(eager, backend="xla")(x)
+        queue.put((os.getpid(), torch.equal(got.round(decimals=4), eager(x).round(decimals=4))))
+
+
+def test_a_spawned_child_compiles_and_runs():
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=_spawned, args=(queue,))
+    process.start()
+    pid, agrees = queue.get(timeout=240)
+    process.join()
+    assert pid == process.pid
+    assert agrees

@@ -29,8 +29,6 @@ _RENAMED = {
     prims.bessel_i0e.default: aten.special_i0e.default,
     prims.bessel_i1.default: aten.special_i1.default,
     prims.bessel_i1e.default: aten.special_i1e.default,
-    prims.bessel_j0.default: aten.special_bessel_j0.default,
-    prims.bessel_j1.default: aten.special_bessel_j1.default,
     prims.erf_inv.default: aten.erfinv.default,
     prims.erfcx.default: aten.special_erfcx.default,
     prims.frexp.default: aten.frexp.Tensor,
@@ -38,7 +36,6 @@ _RENAMED = {
     prims.pow.default: aten.pow.Tensor_Tensor,
     prims.shift_left.default: aten.bitwise_left_shift.Tensor,
     prims.shift_right_arithmetic.default: aten.bitwise_right_shift.Tensor,
-    prims.spherical_bessel_j0.default: aten.special_spherical_bessel_j0.default,
     prims.where.default: aten.where.self,
     prims.zeta.default: aten.special_zeta.default,
 }

@@ -14,7 +14,7 @@ from jax import lax
 from torch._prims_common import get_computation_dtype
 
 from portable.lowering.context import Context, Spec
-from portable.lowering.elementwise import is_complex, is_float, is_nan, maximum, minimum, num, where
+from portable.lowering.elementwise import is_complex, is_float, is_nan, num, where
 from portable.lowering.registry import cast, lower
 
 aten = torch.ops.aten

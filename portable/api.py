@@ -64,7 +64,7 @@ def compile(  # noqa: A001
     for name, value in (("dims", dims), ("slo", slo), ("kernels", kernels)):
         if value is not None:
             raise ConfigError(f"{name}= is not supported yet ({_NOT_YET[name]})", remedy=f"leave {name} out")
-    if fallback is not None and fallback not in config.FALLBACK_MODES:
+    if (fallback or config.get("PORTABLE_FALLBACK")) not in config.FALLBACK_MODES:
         raise ConfigError(f"fallback={fallback!r} is not legal", remedy=f"one of {', '.join(config.FALLBACK_MODES)}")
     if not callable(model):
         raise UnsupportedInputError(f"{type(model).__name__} is not callable", remedy="pass an nn.Module or a function")

@@ -72,7 +72,7 @@ def diagnosis() -> dict[str, Any]:
             rows.append({"name": name, **row, "traceback": plugin.failure})
             continue
         backend = backends.backend_class(name)
-        rows.append({"name": name, "path": backend.path, **asdict(backend.probe()), "traceback": ""})
+        rows.append({"name": name, "path": backend.path, **asdict(backend.diagnose()), "traceback": ""})
     return {
         "versions": {"portable": portable.__version__, "Python": platform.python_version(), "torch": version("torch"), "jax": version("jax")},
         "machine": f"{os.cpu_count()} cores {platform.machine()}",

@@ -1,6 +1,7 @@
 """The protocol of a backend: what it is called, whether it can run here and why not, and how it compiles a graph."""
 from __future__ import annotations
 
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -64,6 +65,11 @@ class Backend(ABC):
     def probe(cls) -> State:
         """Whether it can run here, found without initialising its device in this process."""
 
+    @classmethod
+    def diagnose(cls) -> State:
+        """What `portable doctor` shows: `probe`, and what takes longer to find out."""
+        return cls.probe()
+
     @abstractmethod
     def device(self) -> torch.device:
         """Where the tensors of a model live that this backend runs."""
@@ -97,10 +103,15 @@ class Backend(ABC):
         Raises:
             BackendUnavailableError: it cannot; the message is what `portable doctor` shows.
         """
-        state = self.probe()
+        state = _probed(type(self))
         if not state.ready:
             raise BackendUnavailableError(f"backend {self} cannot run here: {state.reason}", remedy=state.remedy)
         return self
+
+
+@functools.cache
+def _probed(backend: type[Backend]) -> State:
+    return backend.probe()
 
 
 def installed(module: str) -> bool:

@@ -19,5 +19,7 @@ class Tpu(Xla):
             return State(False, f"no device: {text}", "run on a TPU host")
         return State(True, f"ready, {text}")
 
+    diagnose = probe
+
 
 BACKEND = Tpu

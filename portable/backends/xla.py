@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from portable import capture
 from portable.backends import pjrt
-from portable.backends.base import Backend, State, installed
+from portable.backends.base import Backend, State, ask, installed
 from portable.explain import Compilation, GraphRecord, Record, plain_name, ran
 from portable.lowering.context import Spec
 
@@ -36,6 +37,14 @@ class Xla(Backend):
         if not installed("jax"):
             return State(False, "jax is not installed", "pip install 'jax>=0.10'")
         return State(True, "ready, PJRT", evidence="verified here")
+
+    @classmethod
+    def diagnose(cls) -> State:
+        state = cls.probe()
+        if not state.ready:
+            return state
+        ok, text = ask("import jax; d = jax.devices()[0]; print(f'PJRT platform {d.platform}, {d.device_kind}')")
+        return replace(state, reason=f"ready, {text}") if ok else State(False, f"JAX finds no device: {text}", "unset JAX_PLATFORMS")
 
     def require(self) -> Backend:
         super().require()

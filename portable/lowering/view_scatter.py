@@ -1,4 +1,4 @@
-"""Writing into a view, functionally: ``*_scatter`` gives the base with the view replaced; and the gradients of views."""
+"""Writing into a view, functionally: ``*_scatter`` gives the base with the view replaced. Gradients of views."""
 
 from __future__ import annotations
 

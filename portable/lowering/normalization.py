@@ -53,6 +53,16 @@ def moments(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     return mean, total(deviation * deviation, axes)
 
 
+def saved_mean(mean: jax.Array, x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The saved mean; computed anew where it was saved in half precision.
+
+    For half inputs with float32 weights torch's kernels save float32 but its shape propagation says half; and the rounding
+    of a mean much larger than the deviation would swamp the weight's gradient.
+    """
+    kept = [x.shape[a] for a in range(x.ndim) if a not in axes]
+    return mean_over(x, axes) if mean.dtype in HALF else lax.reshape(mean, kept)
+
+
 def inverse_deviation(squares: jax.Array, count: int, eps: float) -> jax.Array:
     """1 / sqrt(variance + eps)."""
     return lax.rsqrt(lax.div(squares, lax.full_like(squares, count)) + lax.full_like(squares, eps))
@@ -112,7 +122,7 @@ def layer_norm_backward(
     first = x.ndim - len(normalized_shape)
     axes, kept = range(first, x.ndim), range(first)
     x, g = wide(x), wide(g)
-    mean, rstd = lax.reshape(mean, x.shape[:first]), lax.reshape(rstd, x.shape[:first])
+    mean, rstd = saved_mean(mean, x, axes), lax.reshape(rstd, x.shape[:first])
     normal = (x - along(mean, x.shape, kept, x)) * along(rstd, x.shape, kept, x)
     scaled = g if weight is None else g * along(weight, x.shape, axes, x)
     gx = normalised_grad(scaled, normal, rstd, axes) if output_mask[0] else None
@@ -166,6 +176,7 @@ def group_norm_backward(
 ) -> tuple[jax.Array | None, ...]:
     shape = (n, groups, channels // groups, area)
     x, g = wide(lax.reshape(x, shape)), wide(lax.reshape(g, shape))
+    mean = saved_mean(mean, x, (2, 3))
     normal = (x - along(mean, shape, (0, 1), x)) * along(rstd, shape, (0, 1), x)
     scaled = g if weight is None else g * _grouped(weight, x)
     gx = normalised_grad(scaled, normal, rstd, (2, 3)) if output_mask[0] else None
@@ -327,7 +338,7 @@ def batch_norm_backward(
     x, g = wide(x), wide(g)
     axes = [a for a in range(x.ndim) if a != 1]
     if train:
-        mean, rstd = wide(save_mean), wide(save_invstd)
+        mean, rstd = saved_mean(save_mean, x, axes), wide(save_invstd)
     else:
         variance = lax.convert_element_type(running_var, x.dtype)
         mean, rstd = wide(running_mean), lax.rsqrt(variance + lax.full_like(variance, eps))

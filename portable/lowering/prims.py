@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import torch
 from jax import lax
 
-from portable.lowering import comparison, elementwise, reduction, special
+from portable.lowering import bessel, comparison, elementwise, reduction, special  # noqa: F401 - they fill RULES
 from portable.lowering.context import Context
 from portable.lowering.registry import ALWAYS_BOOL, RULES, cast, elementwise_table, lower, register
 
@@ -29,6 +28,8 @@ _RENAMED = {
     prims.bessel_i0e.default: aten.special_i0e.default,
     prims.bessel_i1.default: aten.special_i1.default,
     prims.bessel_i1e.default: aten.special_i1e.default,
+    prims.bessel_j0.default: aten.special_bessel_j0.default,
+    prims.bessel_j1.default: aten.special_bessel_j1.default,
     prims.erf_inv.default: aten.erfinv.default,
     prims.erfcx.default: aten.special_erfcx.default,
     prims.frexp.default: aten.frexp.Tensor,
@@ -36,6 +37,7 @@ _RENAMED = {
     prims.pow.default: aten.pow.Tensor_Tensor,
     prims.shift_left.default: aten.bitwise_left_shift.Tensor,
     prims.shift_right_arithmetic.default: aten.bitwise_right_shift.Tensor,
+    prims.spherical_bessel_j0.default: aten.special_spherical_bessel_j0.default,
     prims.where.default: aten.where.self,
     prims.zeta.default: aten.special_zeta.default,
 }

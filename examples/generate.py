@@ -219,7 +219,7 @@ def main(
         return
     found = problems(compiled, eager, caches, decoder.caches(), report)
     for problem in found:
-        console.print(f"check failed: {problem}", style="red", soft_wrap=True)
+        console.print(f"check failed: {problem}", style="red", markup=False, soft_wrap=True)
     if found:
         raise typer.Exit(1)
     console.print(

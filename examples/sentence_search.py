@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from torch import nn
@@ -123,7 +124,7 @@ def embed(encoder: nn.Module, batches: list[Batch], progress: Progress, label: s
 def show(queries: list[str], sentences: list[str], scores: torch.Tensor, top: int) -> None:
     """Print the ``top`` best sentences of each query; ``scores`` is ``[queries, sentences]``."""
     for query, row in zip(queries, scores, strict=True):
-        table = Table(title=f"“{query}”", title_justify="left", show_header=False, box=None, padding=(0, 1))
+        table = Table(title=f"“{escape(query)}”", title_justify="left", show_header=False, box=None, padding=(0, 1))
         for score, number in zip(*row.topk(min(top, len(sentences))), strict=True):
             table.add_row(f"{score:.3f}", sentences[int(number)])
         console.print(table)
@@ -191,13 +192,14 @@ def main(
         return
     difference, found = problems(embeddings, eager, queries, shapes, report)
     for problem in found:
-        console.print(f"check failed: {problem}", style="red", soft_wrap=True)
+        console.print(f"check failed: {problem}", style="red", markup=False, soft_wrap=True)
     if found:
         raise typer.Exit(1)
     console.print(
         f"check passed: embeddings within {difference:.1g} of eager's, same ranking for {len(queries)} queries, "
         f"no fallback, {len(report.compiles)} compilations for {shapes} shapes",
         style="green",
+        soft_wrap=True,
     )
 
 

@@ -172,7 +172,7 @@ def main(
     losses, check_report = first_losses(digits, seed, compiled=True, backend=backend)
     found = problems(share, eager, losses, [report, check_report])
     for problem in found:
-        console.print(f"check failed: {problem}", style="red", soft_wrap=True)
+        console.print(f"check failed: {problem}", style="red", markup=False, soft_wrap=True)
     if found:
         raise typer.Exit(1)
     difference = max(abs(want - have) for want, have in zip(eager, losses, strict=True))
@@ -180,6 +180,7 @@ def main(
         f"check passed: accuracy {share:.2%}, losses within {difference:.1g} of eager's, no fallback, "
         f"{len(report.compiles)} compilations",
         style="green",
+        soft_wrap=True,
     )
 
 

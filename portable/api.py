@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import threading
 import warnings
@@ -113,6 +114,12 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
+def _isolation() -> dict[str, bool]:
+    """Have Dynamo count each compiled model's recompilations apart, where this torch can: they share code objects."""
+    supported = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    return {"isolate_recompiles": True} if supported else {}
+
+
 class _Run:
     """The compiled form of one callable: Dynamo with our backend, its record, and the options it was made with."""
 
@@ -121,8 +128,11 @@ class _Run:
         self.target, self.options, self._backend = target, options, chosen
         self.record = Record(name, str(chosen), chosen.path)
         self._warm: set[Any] = set()
-        compiler = functools.partial(_compile_graph, chosen, self.record)
-        self._compiled = torch.compile(target, backend=compiler, fullgraph=fullgraph, dynamic=dynamic)
+
+        def portable(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return _compile_graph(chosen, self.record, gm, example_inputs)
+
+        self._compiled = torch.compile(target, backend=portable, fullgraph=fullgraph, dynamic=dynamic, **_isolation())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():

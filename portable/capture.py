@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._library.effects import EffectType
 from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -33,6 +34,7 @@ def trace(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor], 
 
     def functional(*inputs: torch.Tensor) -> list[Any]:
         mode = FunctionalTensorMode()
+        mode._tokens[EffectType.ORDERED] = torch.empty(0)  # orders what may raise; the interpreter keeps the graph's order
         off = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
         with off, mode:
             wrapped = [FunctionalTensor.to_functional(t) for t in inputs]
@@ -80,7 +82,8 @@ def aot(
         inference_compiler=compiler("inference"),
         partition_fn=min_cut_rematerialization_partition,
     )
-    compiled: Callable[..., Any] = compile_graph(gm, example_inputs)
+    with torch._functorch.config.patch(unlift_effect_tokens=True):  # else tokens are arguments at run time
+        compiled: Callable[..., Any] = compile_graph(gm, example_inputs)
     return compiled
 
 

@@ -187,7 +187,15 @@ def _difference(before: GraphRecord | None, arguments: Sequence[str], signature:
     changed = [
         f"{name}: {old[name]} → {new}" for name, new in zip(arguments, signature, strict=False) if old.get(name, new) != new
     ]
-    return ", ".join(changed[:4]) or "a guard of torch.compile failed (TORCH_LOGS=recompiles names it)"
+    return ", ".join(changed[:4]) or _recompile_reason()
+
+
+def _recompile_reason() -> str:
+    """Why Dynamo compiles the frame it is compiling again, in its own words: the guard that failed."""
+    from torch._dynamo.utils import get_metrics_context
+
+    reason = get_metrics_context()._metrics.get("recompile_reason")
+    return plain_name(_first_line(str(reason))) if reason else "a guard of torch.compile failed (TORCH_LOGS=recompiles names it)"
 
 
 def _first_line(text: str) -> str:

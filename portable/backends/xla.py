@@ -114,6 +114,8 @@ class CompiledGraph:
         results = client.take(program.executable(buffers))
         args.clear()
         ran()
+        if program.lowered.checks:
+            results = program.lowered.verified(results)
         if program.plain:
             return results
         return [results[value] if is_array else value for is_array, value in program.outputs]

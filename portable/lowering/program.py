@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from jax import lax
 from torch import fx
+from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -50,14 +51,23 @@ class Lowered:
         module: MLIR bytecode.
         outputs: one entry for each output of the graph: (True, index of the array) or (False, a constant).
         random: whether the program reads the seed.
+        checks: one for each array that the module returns after those of ``outputs``; see `verified`.
         ops: how many nodes of each overload ran as ("lowered" | "decomposed").
     """
 
     module: bytes
     outputs: tuple[tuple[bool, Any], ...]
     random: bool
+    checks: tuple[Callable[[torch.Tensor], None], ...]
     ops: dict[tuple[str, str], int]
     text: Callable[[], str]
+
+    def verified(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The arrays of ``outputs``, once the checks have passed; one that fails raises what eager raises."""
+        count = len(results) - len(self.checks)
+        for check, value in zip(self.checks, results[count:], strict=True):
+            check(value)
+        return results[:count]
 
 
 def lower_graph(gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | None], *, platform: str, backend: str) -> Lowered:
@@ -85,7 +95,7 @@ def lower_graph(gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | N
                 outputs.append((False, value))
         if program.refused:
             raise UnsupportedOpError(list(program.refused), backend=backend)
-        return results
+        return results + [value for value, _ in program.checks]
 
     registry.load()
     with jax.enable_x64(True):
@@ -93,8 +103,8 @@ def lower_graph(gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | N
         seed = jax.ShapeDtypeStruct((2,), np.uint32)
         lowered = jax.jit(traced, keep_unused=True).trace(seed, *types).lower(lowering_platforms=(platform,))
         module = _bytecode(lowered)
-    ops = dict(program.ops)
-    return Lowered(module, tuple(outputs), program.uses > 0, ops, lowered.as_text)
+    checks = tuple(check for _, check in program.checks)
+    return Lowered(module, tuple(outputs), program.uses > 0, checks, dict(program.ops), lowered.as_text)
 
 
 def _bytecode(lowered: Any) -> bytes:
@@ -113,6 +123,7 @@ class Program:
         self.uses = 0
         self.refused: dict[UnsupportedOp, None] = {}
         self.ops: Counter[tuple[str, str]] = Counter()
+        self.checks: list[tuple[jax.Array, Callable[[torch.Tensor], None]]] = []
         self._where = ""
         self._depth = 0
 
@@ -149,10 +160,19 @@ class Program:
         if self._depth == 0:
             self._where = location(node)
         if isinstance(op, OpOverload):
-            result = pytree.tree_map(functools.partial(_spec, symbols), val)
-            strides = tuple(_strides(a, symbols) for a in node.args)
+            try:
+                result = pytree.tree_map(functools.partial(_spec, symbols), val)
+                strides = tuple(_strides(a, symbols) for a in node.args)
+            except Refused as refusal:
+                self.refused[UnsupportedOp(str(op), str(refusal), self._where)] = None
+                raise UnsupportedOpError(list(self.refused), backend=self.backend) from refusal
             with _annotated(node) if self._depth == 0 else contextlib.nullcontext():
                 return self.call(op, args, kwargs, result, strides)
+        if op is with_effects:  # (token, op, *arguments of op); the order of effects is the order of the graph
+            inner = args[1]
+            result = pytree.tree_map(functools.partial(_spec, symbols), val[1] if len(val) == 2 else val[1:])
+            value = self.call(inner, args[2:], kwargs, result)
+            return (args[0], *value) if isinstance(value, tuple) else (args[0], value)
         if isinstance(op, HigherOrderOperator):
             return self._refuse(str(op), "higher-order operators are not lowered yet", pytree.tree_map(functools.partial(_spec, symbols), val))
         return _arithmetic(op, args, kwargs)

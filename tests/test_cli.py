@@ -1,0 +1,74 @@
+"""The command line, as a user runs it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from portable import backends, cli, config
+
+runner = CliRunner()
+
+
+def portable(*args: str, **env: str):
+    return runner.invoke(cli.app, list(args), env=env)
+
+
+def test_doctor_shows_each_backend_with_state_and_evidence():
+    result = portable("doctor")
+    assert result.exit_code == 0
+    for name in backends.BUILTIN:
+        assert name in result.output
+    for evidence in ("verified here", "contract only"):
+        assert evidence in result.output
+    assert "auto would choose" in result.output
+
+
+def test_doctor_speaks_json():
+    report = json.loads(portable("doctor", "--json").output)
+    rows = {row["name"]: row for row in report["backends"]}
+    assert rows["cpu"]["ready"]
+    assert "PJRT platform" in rows["xla"]["reason"]
+    assert all(row["ready"] or row["remedy"] for row in rows.values())
+    assert set(report["versions"]) == {"portable", "Python", "torch", "jax"}
+
+
+def test_doctor_says_what_the_environment_chooses():
+    assert "PORTABLE_BACKEND=xla: xla is used" in portable("doctor", PORTABLE_BACKEND="xla").output
+    assert "unknown backend 'abacus'" in portable("doctor", PORTABLE_BACKEND="abacus").output
+
+
+def test_env_prints_every_variable():
+    result = portable("env", "--json")
+    assert [row["name"] for row in json.loads(result.output)] == list(config.VARIABLES)
+    assert "PORTABLE_BACKEND" in portable("env").output
+
+
+def test_explain_runs_a_model_from_a_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\ndef make():\n    return torch.nn.Linear(2, 2), (torch.ones(1, 2),)\n")
+    result = portable("explain", f"{path}:make", "--backend", "xla", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["ops"]["aten.addmm.default"] == {"lowered": 1}
+    assert "fallbacks: none" in portable("explain", f"{path}:make", "--backend", "xla").output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["explain", "nowhere.py:make"], "no file nowhere.py"),
+        (["explain", "make"], "names no function"),
+        (["explain", "json:dumps_all"], "no attribute 'dumps_all'"),
+        (["explain", "os:getcwd"], "not (model, args[, kwargs])"),
+        (["explain", "os:getcwd", "--backend", "abacus"], "not (model, args[, kwargs])"),
+    ],
+)
+def test_a_mistake_is_one_message_with_a_remedy_and_status_2(args, message):
+    done = subprocess.run([sys.executable, "-m", "portable.cli", *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    text = " ".join(done.stderr.split())
+    assert message in text
+    assert "Remedy:" in text
+    assert "Traceback" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import torch
@@ -62,6 +63,47 @@ def leaky_relu(x: jax.Array, negative_slope: float = 0.01) -> jax.Array:
 @elementwise(aten.leaky_relu_backward.default, operands=(0, 1))
 def leaky_relu_backward(grad: jax.Array, x: jax.Array, negative_slope: float, self_is_result: bool) -> jax.Array:
     return lax.select(lax.gt(x, num(0, x)), grad, lax.mul(grad, num(negative_slope, x)))
+
+
+@lower(aten.rrelu_with_noise_functional.default)
+def rrelu(
+    ctx: Context,
+    x: jax.Array,
+    noise: jax.Array,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[jax.Array, jax.Array]:
+    """In training a random slope for each negative element, kept in the noise; else the mean slope."""
+    if not training:
+        slope = lax.full_like(x, (lower + upper) / 2)
+        return apply_elementwise(_rrelu, DEFAULT, None, _first(ctx), x, slope), noise
+    if generator is not None:
+        ctx.refuse("a torch.Generator of its own")
+    wide = torch.float32 if x.dtype.itemsize < 4 else ctx.result[0].dtype
+    x = cast(x, wide)
+    slope = jax.random.uniform(ctx.key(), x.shape, x.dtype, lower, upper)
+    noise_out = where(lax.le(x, num(0, x)), slope, 1)
+    return cast(_rrelu(x, slope), ctx.result[0].dtype), cast(noise_out, ctx.result[1].dtype)
+
+
+def _rrelu(x: jax.Array, slope: jax.Array) -> jax.Array:
+    return lax.select(lax.le(x, num(0, x)), lax.mul(x, slope), x)
+
+
+def _first(ctx: Context) -> Context:
+    """The context of an op with several results, for the first of them."""
+    return Context(ctx.program, ctx.op, ctx.result[0])
+
+
+@elementwise(aten.rrelu_with_noise_backward.default, operands=(0, 1, 2))
+def rrelu_backward(
+    grad: jax.Array, x: jax.Array, noise: jax.Array, lower: float, upper: float, training: bool, self_is_result: bool
+) -> jax.Array:
+    if training and upper - lower > 1e-6:
+        return lax.mul(grad, noise)
+    return lax.select(lax.gt(x, num(0, x)), grad, lax.mul(grad, num((lower + upper) / 2, x)))
 
 
 @elementwise(aten._prelu_kernel.default)

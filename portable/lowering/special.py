@@ -51,13 +51,15 @@ def erfcx(x: jax.Array) -> jax.Array:
     """exp(x²) erfc(x): W. J. Cody, Rational Chebyshev approximations for the error function, Math. Comp. 23 (1969)."""
     y = lax.abs(x)
     square = lax.mul(y, y)
-    top = [1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3]
+    top = [
+        1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3,
+    ]  # fmt: skip
     bottom = [1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3]
     erf = lax.div(lax.mul(y, polynomial(square, top)), polynomial(square, bottom))
     near = lax.mul(lax.exp(square), lax.sub(num(1, x), erf))
     top = [
-        2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1, 2.98635138197400131e2,
-        8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3,
+        2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1,
+        2.98635138197400131e2, 8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3,
     ]  # fmt: skip
     bottom = [
         1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3,
@@ -133,15 +135,46 @@ def trigamma(x: jax.Array) -> jax.Array:
     return lax.select(reflect, reflected, total)
 
 
+BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798, -174611 / 330)
+ZETA_START = 9  # terms are summed one by one until the argument is beyond
+
+
+def _zeta_sum(s: jax.Array, q: jax.Array) -> jax.Array:
+    """The sum of (q + k)^-s over k = 0, 1, …, by Euler and Maclaurin (Abramowitz and Stegun 23.1.30)."""
+    one = num(1, s)
+    exponent = lax.neg(s)
+
+    def below(a: jax.Array) -> jax.Array:
+        return lax.lt(a, num(ZETA_START, a))
+
+    def more(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return lax.reduce_or(below(state[0]), tuple(range(q.ndim)))
+
+    def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        a, total = state
+        going = below(a)
+        following = lax.add(total, lax.pow(a, exponent))
+        return lax.select(going, lax.add(a, one), a), lax.select(going, following, total)
+
+    finite = lax.select(lax.is_finite(q), q, lax.full_like(q, 1))
+    a, total = lax.while_loop(more, step, (finite, lax.full_like(s, 0)))
+    power = lax.pow(a, exponent)
+    tail = lax.add(lax.mul(num(0.5, s), power), lax.div(lax.mul(power, a), lax.sub(s, one)))
+    factor = lax.div(lax.mul(s, power), a)
+    for k, bernoulli in enumerate(BERNOULLI, start=1):
+        tail = lax.add(tail, lax.mul(factor, num(bernoulli / math.factorial(2 * k), s)))
+        growth = lax.mul(lax.add(s, num(2 * k - 1, s)), lax.add(s, num(2 * k, s)))
+        factor = lax.mul(factor, lax.div(growth, lax.mul(a, a)))
+    return lax.select(lax.eq(power, num(0, s)), total, lax.add(total, tail))
+
+
 def zeta(s: jax.Array, q: jax.Array) -> jax.Array:
     """Hurwitz zeta: inf at s = 1 and at the poles q = 0, -1, …; NaN for s < 1, and for negative q and fractional s."""
     at_pole = lax.bitwise_and(lax.le(q, num(0, q)), lax.eq(q, lax.floor(q)))
     undefined = lax.bitwise_and(lax.lt(q, num(0, q)), lax.ne(s, lax.floor(s)))
-    out = where(undefined, np.nan, lax.zeta(s, q))
-    out = where(at_pole, np.inf, out)
-    out = where(lax.lt(s, num(1, s)), np.nan, out)
-    out = where(lax.eq(s, num(1, s)), np.inf, out)
-    return where(lax.bitwise_or(is_nan(s), is_nan(q)), np.nan, out)
+    out = where(lax.bitwise_and(lax.is_finite(q), lax.bitwise_not(is_nan(s))), _zeta_sum(s, q), np.nan)
+    out = where(at_pole, np.inf, where(undefined, np.nan, out))
+    return where(lax.eq(s, num(1, s)), np.inf, where(lax.lt(s, num(1, s)), np.nan, out))
 
 
 @elementwise(aten.polygamma.default, operands=(1,), promote=INT_TO_FLOAT)
@@ -165,13 +198,12 @@ def igammac(a: jax.Array, x: jax.Array) -> jax.Array:
 def _incomplete(a: jax.Array, x: jax.Array, inner: jax.Array, *, at_zero: float, at_infinity: float) -> jax.Array:
     """The limits of a regularised incomplete gamma function, with its values in between."""
     zero, infinity = num(0, x), num(np.inf, x)
-    out = where(lax.eq(x, infinity), at_infinity, inner)
+    out = where(lax.bitwise_or(is_nan(x), is_nan(a)), np.nan, inner)
+    out = where(lax.eq(x, infinity), at_infinity, out)
     out = where(lax.eq(a, infinity), where(lax.eq(x, infinity), np.nan, lax.full_like(x, at_zero)), out)
     out = where(lax.eq(x, zero), at_zero, out)
     out = where(lax.eq(a, zero), where(lax.gt(x, zero), at_infinity, lax.full_like(x, np.nan)), out)
-    bad = lax.bitwise_or(lax.lt(x, zero), lax.lt(a, zero))
-    bad = lax.bitwise_or(bad, lax.bitwise_or(is_nan(x), is_nan(a)))
-    return where(bad, np.nan, out)
+    return where(lax.bitwise_or(lax.lt(x, zero), lax.lt(a, zero)), np.nan, out)
 
 
 def xlog1py(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -28,6 +28,15 @@ class Spec:
         return dtypes.to_jax(self.dtype)
 
 
+class Strides(tuple[int, ...]):
+    """A tensor's strides in elements, and the ``offset`` of its first element in its storage.
+
+    ``offset`` is None where the storage is not known: a decomposition sees its arguments as if they were row-major.
+    """
+
+    offset: int | None = None
+
+
 class Refused(Exception):
     """A rule cannot be exact for these arguments. Collected into one UnsupportedOpError."""
 
@@ -37,7 +46,7 @@ class Context:
 
     Attributes:
         result: Spec of the op's result; a tuple of Specs (or None) for several results.
-        strides: for each positional argument the strides in elements that torch gives it (None where not a tensor).
+        strides: for each positional argument the Strides that torch gives it (None where not a tensor).
     """
 
     __slots__ = ("op", "program", "result", "strides")

@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
 from portable.lowering import registry
-from portable.lowering.context import Context, Refused, Spec
+from portable.lowering.context import Context, Refused, Spec, Strides
 
 PRECISION = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
@@ -162,7 +162,7 @@ class Program:
         if isinstance(op, OpOverload):
             try:
                 result = pytree.tree_map(functools.partial(_spec, symbols), val)
-                strides = tuple(_strides(a, symbols) for a in node.args)
+                strides = tuple(_strides(a, symbols, nested=self._depth > 0) for a in node.args)
             except Refused as refusal:
                 self.refused[UnsupportedOp(str(op), str(refusal), self._where)] = None
                 raise UnsupportedOpError(list(self.refused), backend=self.backend) from refusal
@@ -286,11 +286,15 @@ def _spec(symbols: dict[Any, int], val: Any) -> Any:
     return val
 
 
-def _strides(arg: Any, symbols: dict[Any, int]) -> tuple[int, ...] | None:
+def _strides(arg: Any, symbols: dict[Any, int], *, nested: bool) -> Strides | None:
     val = arg.meta.get("val") if isinstance(arg, fx.Node) else None
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided:
         return None
-    return tuple(n if type(n) is int else concrete(n, symbols) for n in val.stride())
+    strides = Strides(n if type(n) is int else concrete(n, symbols) for n in val.stride())
+    if not (nested and arg.op == "placeholder"):
+        offset = val.storage_offset()
+        strides.offset = offset if type(offset) is int else concrete(offset, symbols)
+    return strides
 
 
 def concrete(n: Any, symbols: dict[Any, int]) -> int:

@@ -67,6 +67,10 @@ class Context:
         """Lower ``function``, written in torch, on these JAX values: it is traced to ATen ops, which are lowered."""
         return self.program.trace_and_run(function, args, kwargs)
 
+    def check(self, value: jax.Array, check: Callable[[torch.Tensor], None]) -> None:
+        """After each run ``check`` is called with the tensor ``value``; it raises what eager raises for bad data."""
+        self.program.checks.append((value, check))
+
     def refuse(self, reason: str) -> NoReturn:
         """Refuse this op for these arguments, by name, rather than be inexact."""
         raise Refused(reason)

@@ -1,12 +1,14 @@
 """Triangular solves, the errors of linear algebra, and what all of its families share.
 
 LAPACK runs through JAX's primitives, which XLA:CPU serves by the same LAPACK routines that torch calls (getrf, potrf,
-geqrf, syevd, gesdd, geev, trsm); other platforms have implementations of their own. A program cannot raise, so that
-where eager raises LinAlgError (a singular matrix, say) the result is what LAPACK leaves there, or NaN: never a number
-that looks right. The ``info`` of the ``*_ex`` functions is exact.
+geqrf, syevd, gesdd, geev, trsm); other platforms have implementations of their own. LAPACK's info is computed from the
+factors. Where eager raises LinAlgError (a singular matrix, say) so does the call, once the program has run.
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,10 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context
-from portable.lowering.registry import broadcast, lower
+from portable.lowering.registry import NO_OPMATH, broadcast, elementwise, lower
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 def transposed(x: jax.Array) -> jax.Array:
@@ -96,8 +99,28 @@ def triangular_solve(
 
 
 @lower(aten._linalg_check_errors.default)
-def check_errors(ctx: Context, info: jax.Array, api_name: str, *, is_matrix: bool) -> None:
-    """Eager raises where ``info`` is not 0; see the module's docstring."""
+def check_info(ctx: Context, info: jax.Array, api_name: str, *, is_matrix: bool) -> None:
+    """torch's own check of ``info``, with its message, when the program has run."""
+    ctx.check(info, functools.partial(aten._linalg_check_errors.default, api_name=api_name, is_matrix=is_matrix))
+
+
+@lower(prims._make_token.default)
+def make_token(ctx: Context) -> jax.Array:
+    return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
+
+
+@lower(prims._sink_tokens.default)
+def sink_tokens(ctx: Context, tokens: Sequence[jax.Array]) -> None:
+    """What the effects order is the graph's order already."""
+
+
+@elementwise(aten.linalg_cross.default, promote=NO_OPMATH, operands=(0, 1))
+def _cross(x: jax.Array, y: jax.Array, *, dim: int = -1) -> jax.Array:
+    """torch rounds half precision after each operation here."""
+    axis = dim % x.ndim
+    (x0, x1, x2), (y0, y1, y2) = ([lax.slice_in_dim(v, i, i + 1, axis=axis) for i in range(3)] for v in (x, y))
+    parts = ((x1, y2, x2, y1), (x2, y0, x0, y2), (x0, y1, x1, y0))
+    return lax.concatenate([lax.sub(lax.mul(a, b), lax.mul(c, d)) for a, b, c, d in parts], axis)
 
 
 def first(failed: jax.Array) -> jax.Array:
@@ -107,4 +130,4 @@ def first(failed: jax.Array) -> jax.Array:
         return jnp.zeros(failed.shape[:-1], jnp.int32)
     position = lax.broadcasted_iota(jnp.int32, failed.shape, failed.ndim - 1)
     found = lax.reduce_min(lax.select(failed, position, lax.full_like(position, n)), (failed.ndim - 1,))
-    return lax.select(lax.eq(found, n), lax.full_like(found, 0), found + 1)
+    return jnp.where(found == n, 0, found + 1).astype(jnp.int32)

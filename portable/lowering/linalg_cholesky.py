@@ -8,7 +8,7 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context
-from portable.lowering.linalg import adjoint, identity_like, same_batch, solve_triangular, triangle
+from portable.lowering.linalg import adjoint, check_info, diagonal, first, identity_like, same_batch, solve_triangular
 from portable.lowering.registry import lower
 
 aten = torch.ops.aten
@@ -23,30 +23,23 @@ def _factor(x: jax.Array, upper: bool) -> jax.Array:
 
 
 def _order_of_failure(x: jax.Array) -> jax.Array:
-    """The order of the first leading minor that is not positive, 0 if none: the pivots of an unblocked elimination.
+    """The order of the first leading minor that is not positive: the pivots of an unblocked elimination.
 
-    ``x`` holds its values in the lower triangle.
+    The factorization of ``x``, which holds its values in the lower triangle, has failed: where rounding hides it from
+    this one, it is the last.
     """
-    n = x.shape[-1]
 
     def eliminate(j: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         rest, info = state
         column = lax.dynamic_index_in_dim(rest, j, rest.ndim - 1, keepdims=False)
-        pivot = lax.real(lax.dynamic_index_in_dim(column, j, column.ndim - 1, keepdims=False)) if _is_complex(x) else (
-            lax.dynamic_index_in_dim(column, j, column.ndim - 1, keepdims=False)
-        )
-        failed = (info == 0) & ~(pivot > 0)
-        info = jnp.where(failed, (j + 1).astype(jnp.int32), info)
-        scaled = column / pivot[..., None].astype(column.dtype)
-        conjugate = jnp.conj(column) if _is_complex(x) else column
-        return rest - scaled[..., :, None] * conjugate[..., None, :], info
+        pivot = lax.dynamic_index_in_dim(column, j, column.ndim - 1, keepdims=False)
+        failed = (info == 0) & ~(jnp.real(pivot) > 0)
+        info = jnp.where(failed, lax.convert_element_type(j + 1, jnp.int32), info)
+        return rest - (column / pivot[..., None])[..., :, None] * jnp.conj(column)[..., None, :], info
 
     start = jnp.zeros(x.shape[:-2], jnp.int32)
-    return lax.fori_loop(0, n, eliminate, (x, start))[1]
-
-
-def _is_complex(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.complexfloating)
+    info = lax.fori_loop(0, x.shape[-1], eliminate, (x, start))[1]
+    return jnp.where(info == 0, jnp.int32(x.shape[-1]), info)
 
 
 @lower(aten.linalg_cholesky_ex.default)
@@ -55,21 +48,31 @@ def cholesky_ex(
 ) -> tuple[jax.Array, jax.Array]:
     factor = _factor(x, upper)
     if x.size == 0:
-        return factor, jnp.zeros(ctx.result[1].shape, jnp.int32)
+        return factor, jnp.zeros(x.shape[:-2], jnp.int32)
+    info = _info(factor, x, upper)
+    if check_errors:
+        check_info(ctx, info, "linalg.cholesky_ex", is_matrix=x.ndim == 2)
+    return factor, info
+
+
+def _info(factor: jax.Array, x: jax.Array, upper: bool) -> jax.Array:
+    """potrf's info, computed only where a matrix has failed."""
     corner = factor[..., 0, 0]
     failed = lax.ne(corner, corner)
-    info = lax.cond(
+    return lax.cond(
         jnp.any(failed),
         lambda a: jnp.where(failed, _order_of_failure(a), 0),
         lambda a: jnp.zeros(a.shape[:-2], jnp.int32),
         adjoint(x) if upper else x,
     )
-    return factor, info
 
 
 @lower(aten.cholesky.default)
 def cholesky(ctx: Context, x: jax.Array, upper: bool = False) -> jax.Array:
-    return _factor(x, upper)
+    factor = _factor(x, upper)
+    if x.size:
+        check_info(ctx, _info(factor, x, upper), "cholesky", is_matrix=x.ndim == 2)
+    return factor
 
 
 @lower(aten.cholesky_inverse.default)
@@ -77,11 +80,11 @@ def cholesky_inverse(ctx: Context, factor: jax.Array, upper: bool = False) -> ja
     """``inverse(L L^H)``, as the product of the inverted factors."""
     if factor.size == 0:
         return factor
+    pivots = diagonal(factor)
+    check_info(ctx, first(lax.eq(pivots, lax.full_like(pivots, 0))), "cholesky_inverse", is_matrix=factor.ndim == 2)
     inverse = solve_triangular(factor, identity_like(factor), lower=not upper)
     batch = tuple(range(factor.ndim - 2))
-    axes = ((factor.ndim - 2,), (factor.ndim - 2,)) if not upper else ((factor.ndim - 1,), (factor.ndim - 1,))
-    left, right = (adjoint(inverse), inverse) if not upper else (inverse, adjoint(inverse))
-    del axes
+    left, right = (inverse, adjoint(inverse)) if upper else (adjoint(inverse), inverse)
     dims = (((factor.ndim - 1,), (factor.ndim - 2,)), (batch, batch))
     return lax.dot_general(left, right, dims, precision=lax.Precision.HIGHEST)
 
@@ -89,5 +92,5 @@ def cholesky_inverse(ctx: Context, factor: jax.Array, upper: bool = False) -> ja
 @lower(aten.cholesky_solve.default, aten._cholesky_solve_helper.default)
 def cholesky_solve(ctx: Context, b: jax.Array, factor: jax.Array, upper: bool = False) -> jax.Array:
     factor, b = same_batch(factor, b)
-    inner = solve_triangular(factor, b, lower=not upper, transpose=upper, conjugate=True)
+    inner = solve_triangular(factor, b, lower=not upper, transpose=upper, conjugate=upper)
     return solve_triangular(factor, inner, lower=not upper, transpose=not upper, conjugate=not upper)

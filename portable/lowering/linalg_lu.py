@@ -12,6 +12,7 @@ from jax import lax
 from portable.lowering.context import Context
 from portable.lowering.linalg import (
     adjoint,
+    check_info,
     diagonal,
     first,
     identity_like,
@@ -33,10 +34,13 @@ def factor(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return lu, pivots + 1
 
 
-def info_of(lu: jax.Array) -> jax.Array:
-    """getrf's info: the position of the first pivot that is exactly zero."""
+def _info(ctx: Context, lu: jax.Array, checked_as: str | None) -> jax.Array:
+    """getrf's info: the position of the first pivot that is exactly zero; an error where it is checked."""
     d = diagonal(lu)
-    return first(lax.eq(d, lax.full_like(d, 0)))
+    info = first(lax.eq(d, lax.full_like(d, 0)))
+    if checked_as:
+        check_info(ctx, info, checked_as, is_matrix=lu.ndim == 2)
+    return info
 
 
 def permutation(pivots: jax.Array, rows: int) -> jax.Array:
@@ -102,7 +106,7 @@ def lu_factor_ex(
     if not pivot:
         ctx.refuse("LU without pivoting does not exist on the CPU in torch either")
     lu, pivots = factor(x)
-    return lu, pivots, info_of(lu)
+    return lu, pivots, _info(ctx, lu, "torch.linalg.lu_factor_ex" if check_errors else None)
 
 
 @lower(aten.linalg_lu.default)
@@ -144,13 +148,16 @@ def solve_ex(
     is_vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     column = b[..., None] if is_vector else b
     x = solve_factored(packed, pivots, column, left=left or is_vector, adjoint_of=flipped)
-    return x[..., 0] if is_vector else x, packed, pivots, info_of(packed)
+    info = _info(ctx, packed, "linalg.solve_ex" if check_errors else None)
+    return x[..., 0] if is_vector else x, packed, pivots, info
 
 
 @lower(aten.linalg_inv_ex.default)
 def inv_ex(ctx: Context, a: jax.Array, *, check_errors: bool = False) -> tuple[jax.Array, jax.Array]:
     packed, pivots = factor(a)
-    return solve_factored(packed, pivots, identity_like(a)), info_of(packed)
+    return solve_factored(packed, pivots, identity_like(a)), _info(
+        ctx, packed, "linalg.inv_ex" if check_errors else None
+    )
 
 
 def _parity(pivots: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -12,13 +12,13 @@ from jax import lax
 
 from portable.lowering.context import Context
 from portable.lowering.linalg import adjoint, identity_like
-from portable.lowering.registry import broadcast, lower
+from portable.lowering.registry import lower
 
 aten = torch.ops.aten
 
 
 @lower(aten._linalg_eigh.default)
-def eigh(ctx: Context, x: jax.Array, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Array, jax.Array]:  # noqa: N803
+def eigh(ctx: Context, x: jax.Array, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Array, jax.Array]:
     if x.size == 0:
         return tuple(jnp.zeros(r.shape, r.jax_dtype) for r in ctx.result)
     vectors, values = lax.linalg.eigh(x, lower=UPLO.upper() == "L", symmetrize_input=False)
@@ -40,6 +40,13 @@ def eigvals(ctx: Context, x: jax.Array) -> jax.Array:
     return lax.linalg.eig(x, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
 
 
+def _refuse_nan(found: torch.Tensor) -> None:
+    if found:
+        raise torch.linalg.LinAlgError(
+            "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values."
+        )
+
+
 def singular(x: jax.Array, full: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
     """U, S and V^H; where a dimension is empty U and V are the identity."""
     m, n = x.shape[-2:]
@@ -56,6 +63,7 @@ def singular(x: jax.Array, full: bool) -> tuple[jax.Array, jax.Array, jax.Array]
 def svd(
     ctx: Context, x: jax.Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    ctx.check(jnp.any(lax.ne(x, x)), _refuse_nan)
     if compute_uv:
         return singular(x, full_matrices)
     absent = jnp.zeros((0,), x.dtype)

@@ -287,7 +287,8 @@ def batch_norm_functional(
     if training:
         return as_results(_trained(x, weight, bias, (running_mean, running_var), momentum, eps), ctx.result)
     out = cast(_evaluated(x, weight, bias, running_mean, running_var, eps), ctx.result[0].dtype)
-    return (out, _empty(ctx.result[1]), _empty(ctx.result[2]), running_mean, running_var)
+    running = (cast(r, spec.dtype) for r, spec in zip((running_mean, running_var), ctx.result[3:], strict=True))
+    return (out, _empty(ctx.result[1]), _empty(ctx.result[2]), *running)
 
 
 @lower(aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)

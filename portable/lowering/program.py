@@ -179,7 +179,7 @@ class Program:
 
     def call(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any, strides: tuple = ()) -> Any:
         """Apply ``op`` to JAX values: by its rule, else by torch's decomposition."""
-        rule = registry.RULES.get(op)
+        rule = registry.rule_for(op)
         if self._depth == 0:
             self.ops[str(op), "lowered" if rule else "decomposed"] += 1
         try:

@@ -59,6 +59,7 @@ class Rule:
 
 
 RULES: dict[OpOverload, Rule] = {}
+LIBRARY_RULES: dict[str, Callable[..., Any]] = {}
 
 
 def register(op: OpOverload, apply: Callable[..., Any], where: str) -> None:
@@ -92,6 +93,27 @@ def lower(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]
         return rule
 
     return decorate
+
+
+def lower_library(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: lowers the overload ``namespace::op.overload`` of a library that may not be imported yet, or not be there."""
+
+    def decorate(rule: Callable[..., Any]) -> Callable[..., Any]:
+        if name in LIBRARY_RULES:
+            raise RegistrationError(f"{name} has a lowering already", remedy="remove one of them")
+        LIBRARY_RULES[name] = rule
+        return rule
+
+    return decorate
+
+
+def rule_for(op: OpOverload) -> Rule | None:
+    """The rule of ``op``, if it has one."""
+    rule = RULES.get(op)
+    if rule is None and op.name() in LIBRARY_RULES:
+        register(op, LIBRARY_RULES[op.name()], _place(LIBRARY_RULES[op.name()]))
+        rule = RULES[op]
+    return rule
 
 
 def elementwise(
@@ -177,8 +199,7 @@ def described(x: Any) -> tuple[torch.dtype, bool] | type:
 def cast(x: Any, dtype: torch.dtype) -> jax.Array:
     """``x`` (array or number) as an array of ``dtype``, by torch's conversion rules.
 
-    A float that does not fit an integer type is undefined in torch too; here it saturates as XLA does. A complex number
-    cast to a real type loses its imaginary part.
+    A complex number cast to a real type loses its imaginary part.
     """
     to = dtypes.to_jax(dtype)
     if isinstance(x, TracedScalar):
@@ -190,9 +211,22 @@ def cast(x: Any, dtype: torch.dtype) -> jax.Array:
             return lax.ne(x, lax.full_like(x, 0))
         if np.issubdtype(x.dtype, np.complexfloating) and not np.issubdtype(to, np.complexfloating):
             x = lax.real(x)
+        if to.kind in "iu" and jax.numpy.issubdtype(x.dtype, np.floating):
+            return _float_to_int(x, to)
         return lax.convert_element_type(x, to)
     with np.errstate(all="ignore"):
         return jax.numpy.asarray(np.asarray(x).astype(to))
+
+
+def _float_to_int(x: jax.Array, to: np.dtype) -> jax.Array:
+    """As torch's hosts convert: by a signed integer of 32 bits at least, whose smallest value stands for NaN and for
+    what does not fit; narrower types keep its low bits (300.0 is 44 as a byte, -1.0 is 255). XLA saturates.
+    """
+    wide = np.dtype(np.int32) if to.itemsize < 4 else np.dtype(np.int64) if to.kind == "u" else to
+    low, high = (np.asarray(v).astype(x.dtype) for v in (float(np.iinfo(wide).min), -float(np.iinfo(wide).min)))
+    fits = lax.bitwise_and(lax.ge(x, low), lax.lt(x, high))
+    value = lax.convert_element_type(x, wide)
+    return lax.convert_element_type(lax.select(fits, value, lax.full_like(value, np.iinfo(wide).min)), to)
 
 
 def broadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

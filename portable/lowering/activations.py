@@ -75,17 +75,11 @@ def rrelu(
     training: bool = False,
     generator: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """In training a random slope for each negative element, kept in the noise; else the mean slope."""
-    if not training:
-        slope = lax.full_like(x, (lower + upper) / 2)
-        return apply_elementwise(_rrelu, DEFAULT, None, _first(ctx), x, slope), noise
-    if generator is not None:
-        ctx.refuse("a torch.Generator of its own")
-    wide = torch.float32 if x.dtype.itemsize < 4 else ctx.result[0].dtype
-    x = cast(x, wide)
-    slope = jax.random.uniform(ctx.key(), x.shape, x.dtype, lower, upper)
-    noise_out = where(lax.le(x, num(0, x)), slope, 1)
-    return cast(_rrelu(x, slope), ctx.result[0].dtype), cast(noise_out, ctx.result[1].dtype)
+    """The mean slope; in training torch draws a slope for each negative element from its own generator."""
+    if training:
+        ctx.refuse("in training its slopes are random numbers of torch's own generator")
+    slope = lax.full_like(x, (lower + upper) / 2)
+    return apply_elementwise(_rrelu, DEFAULT, None, _first(ctx), x, slope), noise
 
 
 def _rrelu(x: jax.Array, slope: jax.Array) -> jax.Array:
@@ -246,9 +240,7 @@ def gelu_backward(grad: jax.Array, x: jax.Array, *, approximate: str = "none") -
     square = lax.mul(x, x)
     if approximate == "tanh":
         t = lax.tanh(_gelu_inner(x))
-        inner_slope = lax.mul(
-            num(math.sqrt(2 / math.pi), x), lax.add(one, lax.mul(num(3 * 0.044715, x), square))
-        )
+        inner_slope = lax.mul(num(math.sqrt(2 / math.pi), x), lax.add(one, lax.mul(num(3 * 0.044715, x), square)))
         left = lax.mul(half, lax.add(one, t))
         right = lax.mul(lax.mul(lax.mul(half, x), lax.sub(one, lax.mul(t, t))), inner_slope)
         return lax.mul(grad, lax.add(left, right))

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def comparison(formula: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A rule that compares in the operands' common dtype: a number is rounded to bfloat16 before it meets a bfloat16."""
+    """A rule that compares in the operands' common dtype: a number meets a bfloat16 as a bfloat16."""
 
     def rule(ctx: Context, x: Any, y: Any) -> jax.Array:
         operands, _ = promoted(NO_OPMATH, ctx.result.shape, x, y)

@@ -181,7 +181,12 @@ def lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def true_div(x: jax.Array, y: jax.Array) -> jax.Array:
-    return lax.div(x, y)
+    """The correctly rounded quotient.
+
+    XLA divides by a broadcast value as ``x * (1 / y)``, which is not: 49 / 49 would be 0.99999994, and anything over
+    3e38 zero. A divisor that depends on the dividend (its NaN, which decides the quotient anyway) is left alone.
+    """
+    return lax.div(x, lax.select(is_nan(x), x, y)) if is_float(x) else lax.div(x, y)
 
 
 def trunc(x: jax.Array) -> jax.Array:
@@ -199,18 +204,18 @@ def remainder(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def floor_div(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The quotient rounded down; for floats as Python does it (CPython, ``float_floor_div``): exact for a rounded quotient too."""
+    """The quotient rounded down; for floats by way of the remainder, as in Python, so that rounding does no harm."""
     zero = num(0, x)
     rest = lax.rem(x, y)
     other_sign = lax.bitwise_and(lax.ne(rest, zero), lax.ne(lax.lt(rest, zero), lax.lt(y, zero)))
     if not is_float(x):
         quotient = lax.div(x, y)
         return lax.select(other_sign, lax.sub(quotient, num(1, x)), quotient) if _signed(x) else quotient
-    quotient = lax.div(lax.sub(x, rest), y)
+    quotient = true_div(lax.sub(x, rest), y)
     quotient = lax.select(other_sign, lax.sub(quotient, num(1, x)), quotient)
     down = lax.floor(quotient)
     down = lax.select(lax.gt(lax.sub(quotient, down), num(0.5, x)), lax.add(down, num(1, x)), down)
-    plain = lax.div(x, y)
+    plain = true_div(x, y)
     down = lax.select(lax.ne(quotient, zero), down, lax.mul(plain, zero))
     return lax.select(lax.eq(y, zero), plain, down)
 
@@ -220,11 +225,10 @@ def _signed(x: jax.Array) -> bool:
 
 
 def trunc_div(x: jax.Array, y: jax.Array) -> jax.Array:
-    return trunc(lax.div(x, y))
+    return trunc(true_div(x, y))
 
 
 _ROUNDED = {"floor": floor_div, "trunc": trunc_div}
-elementwise_table({aten.div.Tensor: true_div, aten.div.Scalar: true_div}, promote=INT_TO_FLOAT)
 elementwise_table(
     {
         aten.floor_divide.default: floor_div,
@@ -238,10 +242,12 @@ elementwise_table(
 )
 
 
-@lower(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(ctx: Context, x: jax.Array, y: Any, *, rounding_mode: str | None) -> jax.Array:
-    kind, formula = (INT_TO_FLOAT, true_div) if rounding_mode is None else (DEFAULT, _ROUNDED[rounding_mode])
-    return apply_elementwise(formula, kind, None, ctx, x, y)
+@lower(aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div(ctx: Context, x: jax.Array, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
+    if rounding_mode is not None:
+        return apply_elementwise(_ROUNDED[rounding_mode], DEFAULT, None, ctx, x, y)
+    power_of_two = isinstance(y, float | int) and abs(math.frexp(y)[0]) == 0.5 and 1e-30 < abs(y) < 1e30
+    return apply_elementwise(lax.div if power_of_two else true_div, INT_TO_FLOAT, None, ctx, x, y)
 
 
 # Powers
@@ -351,6 +357,8 @@ def sign(x: jax.Array) -> jax.Array:
 
 
 def absolute(x: jax.Array) -> jax.Array:
+    if is_complex(x):
+        return hypot(lax.real(x), lax.imag(x))  # unlike XLA's, infinite where either part is
     return x if x.dtype == jnp.bool_ or jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x)
 
 
@@ -483,7 +491,9 @@ def log_add_exp2(x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.select(lax.bitwise_and(lax.eq(x, y), infinite), x, total)
 
 
-elementwise_table({aten.hypot.default: hypot, aten.logaddexp.default: log_add_exp, aten.logaddexp2.default: log_add_exp2})
+elementwise_table(
+    {aten.hypot.default: hypot, aten.logaddexp.default: log_add_exp, aten.logaddexp2.default: log_add_exp2}
+)
 elementwise_table(
     {aten.xlogy.Tensor: xlogy, aten.xlogy.Scalar_Self: xlogy, aten.xlogy.Scalar_Other: xlogy}, promote=INT_TO_FLOAT
 )

@@ -109,5 +109,3 @@ def var(ctx: Context, x: jax.Array, dims: Any, correction: float | None = 1, *, 
     x = reduction.widened(x)
     variance, _ = reduction.moments(x, _axes(x, dims), 1 if correction is None else correction)
     return reduction.finish(variance, ctx.result)
-
-

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
-from torch._prims_common import get_computation_dtype
 
 from portable.lowering.context import Context, Spec
 from portable.lowering.elementwise import is_complex, is_float, is_nan, num, where
@@ -35,13 +34,7 @@ def size(x: jax.Array, reduced: Sequence[int]) -> int:
 
 def widened(x: jax.Array) -> jax.Array:
     """``x`` in the dtype that torch accumulates in: half precision in float32."""
-    return cast(x, get_computation_dtype(_torch_dtype(x))) if x.dtype.itemsize == 2 and is_float(x) else x
-
-
-def _torch_dtype(x: jax.Array) -> torch.dtype:
-    from portable.dtypes import to_torch
-
-    return to_torch(x.dtype)
+    return cast(x, torch.float32) if x.dtype.itemsize == 2 and is_float(x) else x
 
 
 def finish(x: jax.Array, spec: Spec) -> jax.Array:
@@ -136,7 +129,9 @@ def min_all(ctx: Context, x: jax.Array) -> jax.Array:
 
 
 @lower(aten.aminmax.default)
-def aminmax(ctx: Context, x: jax.Array, *, dim: int | None = None, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+def aminmax(
+    ctx: Context, x: jax.Array, *, dim: int | None = None, keepdim: bool = False
+) -> tuple[jax.Array, jax.Array]:
     reduced = axes(x.ndim, dim)
     return finish(reduce_min(x, reduced), ctx.result[0]), finish(reduce_max(x, reduced), ctx.result[1])
 
@@ -192,6 +187,16 @@ def _moments(x: jax.Array, dim: Any, correction: float | None) -> tuple[jax.Arra
     return moments(widened(x), axes(x.ndim, dim), 1 if correction is None else correction)
 
 
+def _moments_or_nan(x: jax.Array, dim: Any, correction: float | None) -> tuple[jax.Array, jax.Array]:
+    """As `_moments`; the mean of what contains an infinity is NaN, as torch's one-pass mean is."""
+    variance, average = _moments(x, dim, correction)
+    if is_complex(x):
+        return variance, average
+    reduced = axes(x.ndim, dim)
+    infinite = lax.reduce_or(lax.bitwise_not(lax.is_finite(x)), reduced)
+    return variance, where(infinite, math.nan, average)
+
+
 @lower(aten.var.correction)
 def var(ctx: Context, x: jax.Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> jax.Array:
     return finish(_moments(x, dim, correction)[0], ctx.result)
@@ -206,7 +211,7 @@ def std(ctx: Context, x: jax.Array, dim: Any = None, *, correction: Any = None, 
 def var_mean(
     ctx: Context, x: jax.Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    variance, average = _moments(x, dim, correction)
+    variance, average = _moments_or_nan(x, dim, correction)
     return finish(variance, ctx.result[0]), finish(average, ctx.result[1])
 
 
@@ -214,7 +219,7 @@ def var_mean(
 def std_mean(
     ctx: Context, x: jax.Array, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    variance, average = _moments(x, dim, correction)
+    variance, average = _moments_or_nan(x, dim, correction)
     return finish(lax.sqrt(variance), ctx.result[0]), finish(average, ctx.result[1])
 
 
@@ -252,9 +257,7 @@ def linalg_vector_norm(
     return finish(vector_norm(x, ord, axes(x.ndim, dim)), ctx.result)
 
 
-@lower(
-    aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dtype, aten.norm.ScalarOpt_dim_dtype
-)
+@lower(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dtype, aten.norm.ScalarOpt_dim_dtype)
 def norm(
     ctx: Context, x: jax.Array, p: float | None = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> jax.Array:
@@ -271,5 +274,3 @@ def trace(ctx: Context, x: jax.Array) -> jax.Array:
     x = widened(cast(x, ctx.result.dtype))
     rows, columns = (lax.broadcasted_iota(np.int32, x.shape, d) for d in (0, 1))
     return finish(lax.reduce_sum(where(lax.eq(rows, columns), x, 0), (0, 1)), ctx.result)
-
-

@@ -37,7 +37,7 @@ def logcumsumexp(ctx: Context, x: jax.Array, dim: int) -> jax.Array:
 
 
 def _extremum(ctx: Context, scan: Any, x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
-    """The running extremum, and the index of its last occurrence; from the first NaN on, NaN and the last NaN's index."""
+    """The running extremum and the index of its last occurrence; from the first NaN on NaN, and the last NaN's."""
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
     axis = dim % x.ndim

@@ -30,6 +30,8 @@ def softmax_values(x: jax.Array, dim: int) -> jax.Array:
 
 @lower(aten._softmax.default)
 def softmax(ctx: Context, x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
+    if not x.size:
+        return cast(x, ctx.result.dtype)
     return cast(softmax_values(widened(x), dim), ctx.result.dtype)
 
 
@@ -44,6 +46,8 @@ def safe_softmax(ctx: Context, x: jax.Array, dim: int, dtype: Any = None) -> jax
 
 @lower(aten._log_softmax.default)
 def log_softmax(ctx: Context, x: jax.Array, dim: int, half_to_float: bool) -> jax.Array:
+    if not x.size:
+        return cast(x, ctx.result.dtype)
     x = widened(x)
     reduced = axes(x.ndim, dim)
     x = shifted(x, reduced)

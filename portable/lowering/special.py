@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +47,12 @@ def polynomial(x: jax.Array, coefficients: Sequence[float]) -> jax.Array:
 
 
 def erfcx(x: jax.Array) -> jax.Array:
-    """exp(x²) erfc(x): W. J. Cody, Rational Chebyshev approximations for the error function, Math. Comp. 23 (1969)."""
+    """exp(x²) erfc(x): W. J. Cody, Rational Chebyshev approximations for the error function (Math. Comp. 23)."""
     y = lax.abs(x)
     square = lax.mul(y, y)
     top = [
-        1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3,
+        1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2,
+        3.20937758913846947e3,
     ]  # fmt: skip
     bottom = [1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3]
     erf = lax.div(lax.mul(y, polynomial(square, top)), polynomial(square, bottom))
@@ -118,7 +118,7 @@ def lgamma(x: jax.Array) -> jax.Array:
 
 
 def trigamma(x: jax.Array) -> jax.Array:
-    """Reflection, six steps of recurrence, then the asymptotic series (Abramowitz and Stegun 6.4.7, 6.4.6, 6.4.12)."""
+    """Reflection, six steps of recurrence, the asymptotic series (Abramowitz and Stegun 6.4.7, 6.4.6, 6.4.12)."""
     one = num(1, x)
     reflect = lax.lt(x, num(0.5, x))
     sine = lax.sin(lax.mul(x, num(math.pi, x)))
@@ -169,7 +169,7 @@ def _zeta_sum(s: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def zeta(s: jax.Array, q: jax.Array) -> jax.Array:
-    """Hurwitz zeta: inf at s = 1 and at the poles q = 0, -1, …; NaN for s < 1, and for negative q and fractional s."""
+    """Hurwitz zeta: inf at s = 1 and at the poles q = 0, -1, …; NaN for s < 1 and for negative q, fractional s."""
     at_pole = lax.bitwise_and(lax.le(q, num(0, q)), lax.eq(q, lax.floor(q)))
     undefined = lax.bitwise_and(lax.lt(q, num(0, q)), lax.ne(s, lax.floor(s)))
     out = where(lax.bitwise_and(lax.is_finite(q), lax.bitwise_not(is_nan(s))), _zeta_sum(s, q), np.nan)
@@ -309,5 +309,3 @@ def complex_(ctx: Context, real: jax.Array, imaginary: jax.Array) -> jax.Array:
 def polar(ctx: Context, size: jax.Array, phase: jax.Array) -> jax.Array:
     size, phase = jnp.broadcast_arrays(size, phase)
     return lax.complex(lax.mul(size, lax.cos(phase)), lax.mul(size, lax.sin(phase)))
-
-

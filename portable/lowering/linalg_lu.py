@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from portable.lowering.context import Context
 from portable.lowering.linalg import (
@@ -82,15 +85,25 @@ def solve_factored(
     return solve_triangular(lu, inner, lower=False)
 
 
-def factors_transpose(ctx: Context, x: jax.Array) -> bool:
-    """Whether torch factors the transpose of the op's first argument: it does so for real, contiguous matrices.
+@functools.cache
+def _factors_transpose(op: OpOverload, position: int) -> bool:
+    """Whether torch's ``op`` factors the transpose of a real, contiguous matrix: versions of torch differ."""
+    with _disable_current_modes():
+        x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        arguments = (x, x) if op is aten._linalg_solve_ex.default else (x,)
+        return bool(op(*arguments)[position][0, 0] == 2)
 
-    The LU that it returns is read by the gradient, which decides likewise.
+
+def _torch_factor(ctx: Context, x: jax.Array, position: int) -> tuple[jax.Array, jax.Array, bool]:
+    """`factor` of what torch factors: the op's first argument or its transpose, as the third result says.
+
+    The LU is a result of the op (at ``position``) that the gradient reads, with the same rule.
     """
     strides = ctx.strides[0] if ctx.strides else None
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return False
-    return strides is None or _is_contiguous(x.shape, strides)
+    contiguous = strides is None or _is_contiguous(x.shape, strides)
+    real = not jnp.issubdtype(x.dtype, jnp.complexfloating)
+    flipped = real and contiguous and _factors_transpose(ctx.op, position)
+    return (*factor(transposed(x) if flipped else x), flipped)
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -143,8 +156,7 @@ def lu_solve(
 def solve_ex(
     ctx: Context, a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: bool = False
 ) -> tuple[jax.Array, ...]:
-    flipped = factors_transpose(ctx, a)
-    packed, pivots = factor(transposed(a) if flipped else a)
+    packed, pivots, flipped = _torch_factor(ctx, a, 1)
     is_vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     column = b[..., None] if is_vector else b
     x = solve_factored(packed, pivots, column, left=left or is_vector, adjoint_of=flipped)
@@ -169,14 +181,14 @@ def _parity(pivots: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 @lower(aten._linalg_det.default)
 def det(ctx: Context, a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    packed, pivots = factor(transposed(a) if factors_transpose(ctx, a) else a)
+    packed, pivots, _ = _torch_factor(ctx, a, 1)
     d = diagonal(packed)
     return lax.mul(_parity(pivots, a.dtype), lax.reduce_prod(d, (d.ndim - 1,))), packed, pivots
 
 
 @lower(aten._linalg_slogdet.default)
 def slogdet(ctx: Context, a: jax.Array) -> tuple[jax.Array, ...]:
-    packed, pivots = factor(transposed(a) if factors_transpose(ctx, a) else a)
+    packed, pivots, _ = _torch_factor(ctx, a, 2)
     d = diagonal(packed)
     sign = lax.mul(_parity(pivots, a.dtype), lax.reduce_prod(lax.sign(d), (d.ndim - 1,)))
     return sign, lax.reduce_sum(lax.log(lax.abs(d)), (d.ndim - 1,)), packed, pivots

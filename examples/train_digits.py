@@ -146,7 +146,7 @@ def problems(share: float, eager: list[float], losses: list[float], reports: lis
 
 def main(
     backend: Annotated[str | None, typer.Option(help="Backend to run on. Default: PORTABLE_BACKEND.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="How often to see the training digits.")] = 12,
+    epochs: Annotated[int, typer.Option(min=1, help="How often to see the training digits.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the split, the weights, the order and dropout.")] = 0,
     check: Annotated[bool, typer.Option(help="Require the accuracy, and eager's losses in the first steps.")] = True,
 ) -> None:

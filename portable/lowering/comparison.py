@@ -12,7 +12,7 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context
-from portable.lowering.elementwise import is_complex, is_float, is_nan, num, sign_bit
+from portable.lowering.elementwise import is_complex, is_float, is_nan, is_signed, num, sign_bit
 from portable.lowering.registry import ALWAYS_BOOL, NO_OPMATH, cast, elementwise_table, lower, promoted
 
 aten = torch.ops.aten
@@ -76,8 +76,7 @@ def shift_left(x: jax.Array, by: jax.Array) -> jax.Array:
 
 
 def shift_right(x: jax.Array, by: jax.Array) -> jax.Array:
-    signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
-    return lax.shift_right_arithmetic(x, by) if signed else lax.shift_right_logical(x, by)
+    return lax.shift_right_arithmetic(x, by) if is_signed(x) else lax.shift_right_logical(x, by)
 
 
 def _scaled(power: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
@@ -134,7 +133,7 @@ def lcm(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _magnitude(x: jax.Array) -> jax.Array:
-    return lax.abs(x) if jnp.issubdtype(x.dtype, jnp.signedinteger) else x
+    return lax.abs(x) if is_signed(x) else x
 
 
 elementwise_table({aten.gcd.default: gcd, aten.lcm.default: lcm})

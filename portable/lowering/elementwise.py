@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
-from torch._prims_common import get_computation_dtype
 
 from portable.lowering.context import Context
 from portable.lowering.registry import (
     COMPLEX_TO_FLOAT,
-    DEFAULT,
     INT_TO_FLOAT,
     NO_OPMATH,
     apply_elementwise,
@@ -46,6 +44,11 @@ def where(condition: jax.Array, x: Any, y: Any) -> jax.Array:
 
 def is_float(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def is_signed(x: jax.Array) -> bool:
+    """Whether ``x`` holds signed integers."""
+    return jnp.issubdtype(x.dtype, jnp.signedinteger)
 
 
 def is_complex(x: jax.Array) -> bool:
@@ -163,11 +166,6 @@ def addcmul(x: jax.Array, y: jax.Array, z: jax.Array, *, value: complex = 1) -> 
     return lax.add(x, lax.mul(y if value == 1 else lax.mul(y, num(value, y)), z))
 
 
-@elementwise(aten.addcdiv.default, operands=(0, 1, 2))
-def addcdiv(x: jax.Array, y: jax.Array, z: jax.Array, *, value: complex = 1) -> jax.Array:
-    return lax.add(x, lax.div(y if value == 1 else lax.mul(y, num(value, y)), z))
-
-
 @elementwise(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
     step = lax.sub(end, start)
@@ -177,156 +175,13 @@ def lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
     )
 
 
-# Division
-
-
-def true_div(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The correctly rounded quotient.
-
-    XLA divides by a broadcast value as ``x * (1 / y)``, which is not: 49 / 49 would be 0.99999994, and anything over
-    3e38 zero. A divisor that depends on the dividend (its NaN, which decides the quotient anyway) is left alone.
-    """
-    return lax.div(x, lax.select(is_nan(x), x, y)) if is_float(x) else lax.div(x, y)
+# Rounding and sign
 
 
 def trunc(x: jax.Array) -> jax.Array:
     if not is_float(x):
         return x
     return lax.select(lax.lt(x, num(0, x)), lax.ceil(x), lax.floor(x))
-
-
-def remainder(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The remainder with the sign of the divisor."""
-    rest = lax.rem(x, y)
-    zero = num(0, x)
-    other_sign = lax.ne(lax.lt(rest, zero), lax.lt(y, zero))
-    return lax.select(lax.bitwise_and(lax.ne(rest, zero), other_sign), lax.add(rest, y), rest)
-
-
-def floor_div(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The quotient rounded down; for floats by way of the remainder, as in Python, so that rounding does no harm."""
-    zero = num(0, x)
-    rest = lax.rem(x, y)
-    other_sign = lax.bitwise_and(lax.ne(rest, zero), lax.ne(lax.lt(rest, zero), lax.lt(y, zero)))
-    if not is_float(x):
-        quotient = lax.div(x, y)
-        return lax.select(other_sign, lax.sub(quotient, num(1, x)), quotient) if _signed(x) else quotient
-    quotient = true_div(lax.sub(x, rest), y)
-    quotient = lax.select(other_sign, lax.sub(quotient, num(1, x)), quotient)
-    down = lax.floor(quotient)
-    down = lax.select(lax.gt(lax.sub(quotient, down), num(0.5, x)), lax.add(down, num(1, x)), down)
-    plain = true_div(x, y)
-    down = lax.select(lax.ne(quotient, zero), down, lax.mul(plain, zero))
-    return lax.select(lax.eq(y, zero), plain, down)
-
-
-def _signed(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.signedinteger)
-
-
-def trunc_div(x: jax.Array, y: jax.Array) -> jax.Array:
-    return trunc(true_div(x, y))
-
-
-_ROUNDED = {"floor": floor_div, "trunc": trunc_div}
-elementwise_table(
-    {
-        aten.floor_divide.default: floor_div,
-        aten.floor_divide.Scalar: floor_div,
-        aten.remainder.Tensor: remainder,
-        aten.remainder.Scalar: remainder,
-        aten.remainder.Scalar_Tensor: remainder,
-        aten.fmod.Tensor: lax.rem,
-        aten.fmod.Scalar: lax.rem,
-    }
-)
-
-
-@lower(aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div(ctx: Context, x: jax.Array, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
-    if rounding_mode is not None:
-        return apply_elementwise(_ROUNDED[rounding_mode], DEFAULT, None, ctx, x, y)
-    power_of_two = isinstance(y, float | int) and abs(math.frexp(y)[0]) == 0.5 and 1e-30 < abs(y) < 1e30
-    return apply_elementwise(lax.div if power_of_two else true_div, INT_TO_FLOAT, None, ctx, x, y)
-
-
-# Powers
-
-
-def pow_int(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Integer power by repeated squaring; a negative exponent gives 0, except of 1 and -1."""
-    one, zero = num(1, x), num(0, x)
-
-    def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        result, base, exponent = state
-        odd = lax.ne(lax.bitwise_and(exponent, one), zero)
-        result = lax.select(odd, lax.mul(result, base), result)
-        return result, lax.mul(base, base), lax.shift_right_logical(exponent, lax.full_like(exponent, 1))
-
-    def more(state: tuple[jax.Array, ...]) -> jax.Array:
-        return lax.reduce_or(lax.ne(state[2], zero), tuple(range(x.ndim)))
-
-    exponent = lax.max(y, zero) if _signed(x) else y
-    power = lax.while_loop(more, step, (lax.full_like(x, 1), x, exponent))[0]
-    if not _signed(x):
-        return power
-    even = lax.eq(lax.bitwise_and(y, one), zero)
-    inverse = lax.select(even, lax.mul(x, x), x)
-    inverse = lax.select(lax.eq(lax.abs(x), one), inverse, lax.full_like(x, 0))
-    return lax.select(lax.lt(y, zero), inverse, power)
-
-
-def power(x: jax.Array, y: jax.Array) -> jax.Array:
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        return pow_int(x, y)
-    if is_complex(x):
-        return _complex_power(x, y)
-    return lax.pow(x, y)
-
-
-def _complex_power(x: jax.Array, y: jax.Array) -> jax.Array:
-    zero = num(0, x)
-    at_zero = lax.select(lax.eq(y, zero), lax.full_like(x, 1), lax.full_like(x, 0))
-    return lax.select(lax.eq(x, zero), at_zero, lax.pow(x, y))
-
-
-# exponents for which torch has a formula of its own, with other values at -0.0 and -inf than pow
-_SPECIAL_POWERS = {
-    0.5: lax.sqrt,
-    -0.5: lax.rsqrt,
-    2: lax.square,
-    3: lambda x: lax.mul(lax.mul(x, x), x),
-    -1: reciprocal,
-    -2: lambda x: reciprocal(lax.square(x)),
-}
-
-
-@lower(aten.pow.Tensor_Scalar)
-def pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
-    if not isinstance(exponent, (bool, int, float, complex)):
-        return apply_elementwise(power, DEFAULT, None, ctx, x, exponent)
-    if exponent == 0:
-        return jnp.ones(ctx.result.shape, ctx.result.jax_dtype)
-    if exponent == 1:
-        return cast(x, ctx.result.dtype)
-
-    def formula(x: jax.Array) -> jax.Array:
-        if jnp.issubdtype(x.dtype, jnp.integer):
-            return lax.integer_pow(x, int(exponent))
-        special = _SPECIAL_POWERS.get(exponent)
-        if ctx.result.dtype is torch.float16 and exponent in (0.5, -0.5):
-            special = None  # torch takes pow there
-        return special(x) if special else power(x, lax.full_like(x, exponent))
-
-    return cast(formula(cast(x, get_computation_dtype(ctx.result.dtype))), ctx.result.dtype)
-
-
-@elementwise(aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def pow_(x: jax.Array, y: jax.Array) -> jax.Array:
-    return power(x, y)
-
-
-# Rounding and sign
 
 
 def round_half_even(x: jax.Array) -> jax.Array:

@@ -11,7 +11,15 @@ import jax
 import torch
 from jax import lax
 
-from portable.lowering import bessel, comparison, elementwise, reduction, special  # noqa: F401 - they fill RULES
+from portable.lowering import (  # noqa: F401 - they fill RULES
+    bessel,
+    comparison,
+    division,
+    elementwise,
+    power,
+    reduction,
+    special,
+)
 from portable.lowering.context import Context
 from portable.lowering.registry import ALWAYS_BOOL, RULES, cast, elementwise_table, lower, register
 
@@ -60,7 +68,7 @@ elementwise_table(
     {
         prims.cbrt.default: lax.cbrt,
         # of integers too: rounded toward zero
-        prims.div.default: lax.div,
+        prims.div.default: division.true_div,
     }
 )
 

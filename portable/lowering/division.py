@@ -1,0 +1,81 @@
+"""Quotients and remainders, rounded as torch rounds them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import torch
+from jax import lax
+
+from portable.lowering.context import Context
+from portable.lowering.elementwise import is_float, is_nan, is_signed, num, trunc
+from portable.lowering.registry import DEFAULT, INT_TO_FLOAT, apply_elementwise, elementwise, elementwise_table, lower
+
+aten = torch.ops.aten
+
+
+def true_div(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The correctly rounded quotient.
+
+    XLA divides by a broadcast value as ``x * (1 / y)``, which is not: 49 / 49 would be 0.99999994, and anything over
+    3e38 zero. A divisor that depends on the dividend (its NaN, which decides the quotient anyway) is left alone.
+    """
+    return lax.div(x, lax.select(is_nan(x), x, y)) if is_float(x) else lax.div(x, y)
+
+
+def remainder(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The remainder with the sign of the divisor."""
+    rest = lax.rem(x, y)
+    zero = num(0, x)
+    other_sign = lax.ne(lax.lt(rest, zero), lax.lt(y, zero))
+    return lax.select(lax.bitwise_and(lax.ne(rest, zero), other_sign), lax.add(rest, y), rest)
+
+
+def floor_div(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The quotient rounded down; for floats by way of the remainder, as in Python, so that rounding does no harm."""
+    zero = num(0, x)
+    rest = lax.rem(x, y)
+    other_sign = lax.bitwise_and(lax.ne(rest, zero), lax.ne(lax.lt(rest, zero), lax.lt(y, zero)))
+    if not is_float(x):
+        quotient = lax.div(x, y)
+        return lax.select(other_sign, lax.sub(quotient, num(1, x)), quotient) if is_signed(x) else quotient
+    quotient = true_div(lax.sub(x, rest), y)
+    quotient = lax.select(other_sign, lax.sub(quotient, num(1, x)), quotient)
+    down = lax.floor(quotient)
+    down = lax.select(lax.gt(lax.sub(quotient, down), num(0.5, x)), lax.add(down, num(1, x)), down)
+    plain = true_div(x, y)
+    down = lax.select(lax.ne(quotient, zero), down, lax.mul(plain, zero))
+    return lax.select(lax.eq(y, zero), plain, down)
+
+
+def trunc_div(x: jax.Array, y: jax.Array) -> jax.Array:
+    return trunc(true_div(x, y))
+
+
+_ROUNDED = {"floor": floor_div, "trunc": trunc_div}
+elementwise_table(
+    {
+        aten.floor_divide.default: floor_div,
+        aten.floor_divide.Scalar: floor_div,
+        aten.remainder.Tensor: remainder,
+        aten.remainder.Scalar: remainder,
+        aten.remainder.Scalar_Tensor: remainder,
+        aten.fmod.Tensor: lax.rem,
+        aten.fmod.Scalar: lax.rem,
+    }
+)
+
+
+@lower(aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div(ctx: Context, x: jax.Array, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
+    if rounding_mode is not None:
+        return apply_elementwise(_ROUNDED[rounding_mode], DEFAULT, None, ctx, x, y)
+    power_of_two = isinstance(y, float | int) and abs(math.frexp(y)[0]) == 0.5 and 1e-30 < abs(y) < 1e30
+    return apply_elementwise(lax.div if power_of_two else true_div, INT_TO_FLOAT, None, ctx, x, y)
+
+
+@elementwise(aten.addcdiv.default, operands=(0, 1, 2))
+def addcdiv(x: jax.Array, y: jax.Array, z: jax.Array, *, value: complex = 1) -> jax.Array:
+    return lax.add(x, true_div(y if value == 1 else lax.mul(y, num(value, y)), z))

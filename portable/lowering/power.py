@@ -1,0 +1,90 @@
+"""Powers of integers, floats and complex numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+from torch._prims_common import get_computation_dtype
+
+from portable.lowering.context import Context
+from portable.lowering.elementwise import is_complex, is_signed, num, reciprocal
+from portable.lowering.registry import DEFAULT, apply_elementwise, cast, elementwise, lower
+
+aten = torch.ops.aten
+
+
+def pow_int(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Integer power by repeated squaring; a negative exponent gives 0, except of 1 and -1."""
+    one, zero = num(1, x), num(0, x)
+
+    def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        result, base, exponent = state
+        odd = lax.ne(lax.bitwise_and(exponent, one), zero)
+        result = lax.select(odd, lax.mul(result, base), result)
+        return result, lax.mul(base, base), lax.shift_right_logical(exponent, lax.full_like(exponent, 1))
+
+    def more(state: tuple[jax.Array, ...]) -> jax.Array:
+        return lax.reduce_or(lax.ne(state[2], zero), tuple(range(x.ndim)))
+
+    exponent = lax.max(y, zero) if is_signed(x) else y
+    power = lax.while_loop(more, step, (lax.full_like(x, 1), x, exponent))[0]
+    if not is_signed(x):
+        return power
+    even = lax.eq(lax.bitwise_and(y, one), zero)
+    inverse = lax.select(even, lax.mul(x, x), x)
+    inverse = lax.select(lax.eq(lax.abs(x), one), inverse, lax.full_like(x, 0))
+    return lax.select(lax.lt(y, zero), inverse, power)
+
+
+def power(x: jax.Array, y: jax.Array) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return pow_int(x, y)
+    if is_complex(x):
+        return _complex_power(x, y)
+    return lax.pow(x, y)
+
+
+def _complex_power(x: jax.Array, y: jax.Array) -> jax.Array:
+    zero = num(0, x)
+    at_zero = lax.select(lax.eq(y, zero), lax.full_like(x, 1), lax.full_like(x, 0))
+    return lax.select(lax.eq(x, zero), at_zero, lax.pow(x, y))
+
+
+# exponents for which torch has a formula of its own, with other values at -0.0 and -inf than pow
+_SPECIAL_POWERS = {
+    0.5: lax.sqrt,
+    -0.5: lax.rsqrt,
+    2: lax.square,
+    3: lambda x: lax.mul(lax.mul(x, x), x),
+    -1: reciprocal,
+    -2: lambda x: reciprocal(lax.square(x)),
+}
+
+
+@lower(aten.pow.Tensor_Scalar)
+def pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
+    if not isinstance(exponent, (bool, int, float, complex)):
+        return apply_elementwise(power, DEFAULT, None, ctx, x, exponent)
+    if exponent == 0:
+        return jnp.ones(ctx.result.shape, ctx.result.jax_dtype)
+    if exponent == 1:
+        return cast(x, ctx.result.dtype)
+
+    def formula(x: jax.Array) -> jax.Array:
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            return lax.integer_pow(x, int(exponent))
+        special = _SPECIAL_POWERS.get(exponent)
+        if ctx.result.dtype is torch.float16 and exponent in (0.5, -0.5):
+            special = None  # torch takes pow there
+        return special(x) if special else power(x, lax.full_like(x, exponent))
+
+    return cast(formula(cast(x, get_computation_dtype(ctx.result.dtype))), ctx.result.dtype)
+
+
+@elementwise(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_(x: jax.Array, y: jax.Array) -> jax.Array:
+    return power(x, y)

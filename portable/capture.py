@@ -1,6 +1,7 @@
 """Capture: a call of a torch function → one functional ATen graph."""
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,10 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._library.effects import EffectType
 from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+from portable.errors import UnsupportedOp, UnsupportedOpError
+from portable.lowering.draws import Draws, generator_state
 
 
 def trace_decomposition(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor]) -> fx.GraphModule:
@@ -32,8 +36,10 @@ def trace(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor], 
         args: fake tensors of one mode.
     """
 
+    draws = Draws()
+
     def functional(*inputs: torch.Tensor) -> list[Any]:
-        mode = FunctionalTensorMode()
+        mode = _Functional(draws)
         mode._tokens[EffectType.ORDERED] = torch.empty(0)  # orders what may raise; the interpreter keeps the graph's order
         off = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
         with off, mode:
@@ -50,8 +56,49 @@ def trace(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor], 
             return outputs
 
     detached = [a.detach() for a in args]
-    with torch._guards.tracing(None), enable_python_dispatcher():
-        return make_fx(functional, tracing_mode="real", decomposition_table={})(*detached)
+    try:
+        with torch._guards.tracing(None), enable_python_dispatcher():
+            return make_fx(functional, tracing_mode="real", decomposition_table={})(*detached)
+    finally:
+        draws.close()
+
+
+class _Functional(FunctionalTensorMode):
+    """Functionalisation that notes on each random node which draw it is."""
+
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()
+        self._draws = draws
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is RANDOM_FROM:  # torch.fx cannot print the name of its functional form: `from` is a keyword
+            with self:
+                return _random_from(*args, **(kwargs or {}))
+        proxies = get_proxy_mode() if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) else None
+        if proxies is None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        last = next(iter(reversed(proxies.tracer.graph.nodes)), None)
+        before = generator_state()  # an op on fake tensors draws nothing, one on real tensors does
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        added = itertools.takewhile(lambda node: node is not last, reversed(proxies.tracer.graph.nodes))
+        for node in reversed(list(added)):
+            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if random and "draw" not in node.meta and node.kwargs.get("generator") is None:
+                node.meta["draw"] = self._draws.next(before)
+                before = generator_state()
+        return result
+
+
+RANDOM_FROM = getattr(torch.ops.aten.random_, "from")
+
+
+def _random_from(x: torch.Tensor, low: int, high: int | None, *, generator: Any = None) -> torch.Tensor:
+    if high is None:
+        raise UnsupportedOpError([UnsupportedOp("aten.random_.from", "a range without an end")], backend="xla")
+    like = torch.ops.aten.randint_like
+    if generator is None:
+        return x.copy_(like.low_dtype(x, low, high))
+    return x.copy_(like.low_generator_dtype(x, low, high, generator=generator))
 
 
 def _unwrapped(value: Any) -> Any:

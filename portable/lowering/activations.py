@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import torch
@@ -63,32 +62,6 @@ def leaky_relu(x: jax.Array, negative_slope: float = 0.01) -> jax.Array:
 @elementwise(aten.leaky_relu_backward.default, operands=(0, 1))
 def leaky_relu_backward(grad: jax.Array, x: jax.Array, negative_slope: float, self_is_result: bool) -> jax.Array:
     return lax.select(lax.gt(x, num(0, x)), grad, lax.mul(grad, num(negative_slope, x)))
-
-
-@lower(aten.rrelu_with_noise_functional.default)
-def rrelu(
-    ctx: Context,
-    x: jax.Array,
-    noise: jax.Array,
-    lower: float = 0.125,
-    upper: float = 1 / 3,
-    training: bool = False,
-    generator: Any = None,
-) -> tuple[jax.Array, jax.Array]:
-    """The mean slope; in training torch draws a slope for each negative element from its own generator."""
-    if training:
-        ctx.refuse("in training its slopes are random numbers of torch's own generator")
-    slope = lax.full_like(x, (lower + upper) / 2)
-    return apply_elementwise(_rrelu, DEFAULT, None, _first(ctx), x, slope), noise
-
-
-def _rrelu(x: jax.Array, slope: jax.Array) -> jax.Array:
-    return lax.select(lax.le(x, num(0, x)), lax.mul(x, slope), x)
-
-
-def _first(ctx: Context) -> Context:
-    """The context of an op with several results, for the first of them."""
-    return Context(ctx.program, ctx.op, ctx.result[0])
 
 
 @elementwise(aten.rrelu_with_noise_backward.default, operands=(0, 1, 2))

@@ -63,6 +63,16 @@ class Context:
         """A fresh random key: derived from torch's generator state at run time, another one for each use."""
         return self.program.key()
 
+    def drawn(self, draw: Callable[[torch.Generator], torch.Tensor], *, counted: bool = True) -> jax.Array | None:
+        """What ``draw`` gives, where the op draws from a state that the traced function has seeded itself; else None.
+
+        It is then a constant of the program, and the very numbers of eager. Without it, `key` refuses such an op.
+
+        Args:
+            counted: whether eager draws as many; if not, later ops that draw from the same generator are refused.
+        """
+        return self.program.drawn(draw, counted)
+
     def torch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Lower ``function``, written in torch, on these JAX values: it is traced to ATen ops, which are lowered."""
         return self.program.trace_and_run(function, args, kwargs)

@@ -36,6 +36,7 @@ from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
 from portable.lowering import registry
 from portable.lowering.context import Context, Refused, Spec, Strides
+from portable.lowering.draws import Draw, generator_at
 
 PRECISION = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
@@ -121,15 +122,37 @@ class Program:
         self.precision = PRECISION[torch.get_float32_matmul_precision()]
         self.seed: Any = None  # set when tracing begins
         self.uses = 0
+        self.draw: Draw | None = None  # of the node that runs; None where the trace did not note it
+        self.states: dict[Draw, bytes] = {}
         self.refused: dict[UnsupportedOp, None] = {}
         self.ops: Counter[tuple[str, str]] = Counter()
         self.checks: list[tuple[jax.Array, Callable[[torch.Tensor], None]]] = []
         self._where = ""
         self._depth = 0
+        self._uses_of_node = 0
 
     def key(self) -> jax.Array:
         self.uses += 1
-        return jax.random.fold_in(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), self.uses)
+        key = jax.random.wrap_key_data(self.seed, impl="threefry2x32")
+        if self.draw is None:
+            return jax.random.fold_in(key, self.uses)
+        if self.draw.start is not None:
+            raise Refused("it draws from a generator that the function itself has seeded")
+        self._uses_of_node += 1
+        return jax.random.fold_in(jax.random.fold_in(key, self.draw.index), self._uses_of_node)
+
+    def drawn(self, draw: Callable[[torch.Generator], torch.Tensor], counted: bool) -> jax.Array | None:
+        if self.draw is None or self.draw.start is None:
+            return None
+        state = self.draw.start if self.draw.index == 0 else self.states.get(self.draw)
+        if state is None:
+            raise Refused("how much was drawn before, from a generator that the function itself has seeded, depends on data")
+        generator = generator_at(state)
+        value = draw(generator)
+        if counted:
+            following = Draw(self.draw.start, self.draw.index + 1)
+            self.states[following] = generator.get_state().numpy().tobytes()
+        return jnp.asarray(from_host(value))
 
     def run(self, gm: fx.GraphModule, args: Sequence[Any]) -> Any:
         """Interpret ``gm`` on JAX values and numbers; returns its output tree."""
@@ -159,6 +182,7 @@ class Program:
         val = node.meta.get("val")
         if self._depth == 0:
             self._where = location(node)
+            self.draw, self._uses_of_node = node.meta.get("draw"), 0
         if isinstance(op, OpOverload):
             try:
                 result = pytree.tree_map(functools.partial(_spec, symbols), val)

@@ -1,12 +1,15 @@
 """Random numbers. The key comes from torch's generator state: `torch.manual_seed` reproduces, two calls differ.
 
-The distributions are torch's; the streams are not, since XLA draws from another generator (Threefry). A generator
-that is passed explicitly has a state of its own, which is not part of the program: it is refused.
+The distributions are torch's; the streams are not, since XLA draws from another generator (Threefry). Only where the
+traced function seeds the generator itself is the stream known in advance: then the numbers are eager's own, drawn once,
+and constants of the program (`Context.drawn`). A generator that is passed explicitly has a state of its own, which is
+not part of the program: it is refused.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,15 +21,52 @@ from jax import lax
 from portable import dtypes
 from portable.lowering.context import Context, Spec
 from portable.lowering.registry import TracedScalar, broadcast, cast, lower
+from portable.lowering.shape import take
 from portable.lowering.sorting import search
 
 aten, prims = torch.ops.aten, torch.ops.prims
+LARGEST_CONSTANT = 1 << 24  # elements; what the function seeds itself is drawn into the program
 
 
 def _key(ctx: Context, generator: Any = None) -> jax.Array:
     if generator is not None:
         ctx.refuse("an explicit torch.Generator is not part of the program; use torch.manual_seed")
     return ctx.key()
+
+
+def seeded(ctx: Context, spec: Spec, fill: Callable[..., Any], generator: Any = None) -> jax.Array | None:
+    """Eager's numbers where the function has seeded the generator itself, else None.
+
+    Args:
+        fill: called with (an uninitialised tensor, its generator); writes the numbers, as an in-place op of torch does.
+            They are laid out like the op's tensor argument, in whose storage order torch draws.
+    """
+    if generator is not None:
+        return None
+    if math.prod(spec.shape) > LARGEST_CONSTANT:
+        return None
+    strides = next((s for s in ctx.strides[:1] if s is not None and len(s) == len(spec.shape)), None)
+    dense = strides is not None and _dense(spec.shape, strides)
+
+    def draw(source: torch.Generator) -> torch.Tensor:
+        if dense:
+            out = torch.empty_strided(spec.shape, tuple(strides), dtype=spec.dtype)
+        else:
+            out = torch.empty(spec.shape, dtype=spec.dtype)
+        fill(out, source)
+        return out
+
+    return ctx.drawn(draw)
+
+
+def _dense(shape: tuple[int, ...], strides: Sequence[int]) -> bool:
+    """Whether the strides cover a storage of that many elements, each once."""
+    expected = 1
+    for stride, n in sorted((st, n) for n, st in zip(shape, strides, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= n
+    return True
 
 
 def _wide(dtype: torch.dtype) -> np.dtype:
@@ -57,6 +97,9 @@ def _constant(like: jax.Array, value: Any) -> jax.Array:
 @lower(aten.rand.default, aten.rand.generator)
 def rand(ctx: Context, *_: Any, generator: Any = None, **__: Any) -> jax.Array:
     spec = ctx.result
+    known = seeded(ctx, spec, lambda out, g: torch.rand(out.shape, dtype=out.dtype, generator=g, out=out), generator)
+    if known is not None:
+        return known
     if spec.dtype.is_complex:
         parts = Spec(spec.shape, torch.float64 if spec.dtype == torch.complex128 else torch.float32)
         return lax.complex(_uniform(ctx, parts, generator), _uniform(ctx, parts, generator))
@@ -65,7 +108,7 @@ def rand(ctx: Context, *_: Any, generator: Any = None, **__: Any) -> jax.Array:
 
 @lower(aten.rand_like.default, aten.rand_like.generator)
 def rand_like(ctx: Context, _: jax.Array, *, generator: Any = None, **__: Any) -> jax.Array:
-    return rand(ctx, generator=generator)
+    return uniform(ctx, _, generator=generator)
 
 
 def _between(ctx: Context, spec: Spec, low: Any, high: Any, generator: Any = None) -> jax.Array:
@@ -79,6 +122,9 @@ def _between(ctx: Context, spec: Spec, low: Any, high: Any, generator: Any = Non
 
 @lower(aten.uniform.default)
 def uniform(ctx: Context, x: jax.Array, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> jax.Array:
+    known = seeded(ctx, ctx.result, lambda out, g: out.uniform_(low, high, generator=g), generator)
+    if known is not None:
+        return known
     return _between(ctx, ctx.result, low, high, generator)
 
 
@@ -89,7 +135,8 @@ def prims_uniform(ctx: Context, _: Any, *, low: float, high: float, generator: A
 
 @lower(aten.randn.default, aten.randn.generator)
 def randn(ctx: Context, *_: Any, generator: Any = None, **__: Any) -> jax.Array:
-    return cast(_normal(ctx, ctx.result, generator), ctx.result.dtype)
+    known = seeded(ctx, ctx.result, lambda out, g: out.normal_(generator=g), generator)
+    return cast(_normal(ctx, ctx.result, generator) if known is None else known, ctx.result.dtype)
 
 
 @lower(aten.randn_like.default, aten.randn_like.generator)
@@ -98,7 +145,8 @@ def randn_like(ctx: Context, _: jax.Array, *, generator: Any = None, **__: Any) 
 
 
 def _scaled_normal(ctx: Context, mean: Any, std: Any, generator: Any) -> jax.Array:
-    z = _normal(ctx, ctx.result, generator)
+    z = seeded(ctx, ctx.result, lambda out, g: out.normal_(generator=g), generator)
+    z = cast(_normal(ctx, ctx.result, generator) if z is None else z, dtypes.to_torch(_wide(ctx.result.dtype)))
     return cast(lax.add(lax.mul(z, _constant(z, std)), _constant(z, mean)), ctx.result.dtype)
 
 
@@ -126,6 +174,9 @@ def prims_normal(ctx: Context, _: Any, *, mean: Any, std: Any, generator: Any = 
 
 @lower(aten.log_normal.default)
 def log_normal(ctx: Context, x: jax.Array, mean: float = 1.0, std: float = 2.0, *, generator: Any = None) -> jax.Array:
+    known = seeded(ctx, ctx.result, lambda out, g: out.log_normal_(mean, std, generator=g), generator)
+    if known is not None:
+        return known
     z = _normal(ctx, ctx.result, generator)
     return cast(lax.exp(lax.add(lax.mul(z, _constant(z, std)), _constant(z, mean))), ctx.result.dtype)
 
@@ -133,6 +184,9 @@ def log_normal(ctx: Context, x: jax.Array, mean: float = 1.0, std: float = 2.0, 
 @lower(aten.exponential.default)
 def exponential(ctx: Context, x: jax.Array, lambd: float = 1.0, *, generator: Any = None) -> jax.Array:
     """-log(u) / lambd for u in (0, 1]; never zero, as in torch."""
+    known = seeded(ctx, ctx.result, lambda out, g: out.exponential_(lambd, generator=g), generator)
+    if known is not None:
+        return known
     u = _positive_uniform(ctx, ctx.result, generator)
     half_step = float(np.finfo(u.dtype).eps) / 2
     sample = lax.max(lax.neg(lax.log(u)), _constant(u, half_step))
@@ -142,6 +196,9 @@ def exponential(ctx: Context, x: jax.Array, lambd: float = 1.0, *, generator: An
 @lower(aten.cauchy.default)
 def cauchy(ctx: Context, x: jax.Array, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> jax.Array:
     """The inverse of the distribution function: median + sigma * tan(pi * (u - 1/2))."""
+    known = seeded(ctx, ctx.result, lambda out, g: out.cauchy_(median, sigma, generator=g), generator)
+    if known is not None:
+        return known
     u = _uniform(ctx, ctx.result, generator)
     tangent = lax.tan(lax.mul(lax.sub(u, _constant(u, 0.5)), _constant(u, math.pi)))
     return cast(lax.add(lax.mul(tangent, _constant(u, sigma)), _constant(u, median)), ctx.result.dtype)
@@ -150,9 +207,12 @@ def cauchy(ctx: Context, x: jax.Array, median: float = 0.0, sigma: float = 1.0, 
 @lower(aten.geometric.default)
 def geometric(ctx: Context, x: jax.Array, p: float, *, generator: Any = None) -> jax.Array:
     """The number of trials up to the first success, 1, 2, …: ceil(log(u) / log(1 - p)) for u in (0, 1]."""
-    u = _positive_uniform(ctx, ctx.result, generator)
     if isinstance(p, TracedScalar):
         ctx.refuse("the probability depends on the data")
+    known = seeded(ctx, ctx.result, lambda out, g: out.geometric_(p, generator=g), generator)
+    if known is not None:
+        return known
+    u = _positive_uniform(ctx, ctx.result, generator)
     scale = -math.inf if p >= 1 else math.log1p(-p)
     trials = lax.ceil(lax.div(lax.log(u), _constant(u, scale)))
     return cast(lax.max(trials, _constant(u, 1)), ctx.result.dtype)
@@ -160,8 +220,14 @@ def geometric(ctx: Context, x: jax.Array, p: float, *, generator: Any = None) ->
 
 def _bernoulli(ctx: Context, spec: Spec, p: Any, generator: Any = None) -> jax.Array:
     """True with probability ``p``, a number or an array."""
-    kind = torch.float64 if isinstance(p, jax.Array) and p.dtype == np.float64 else torch.float32
-    u = _uniform(ctx, Spec(spec.shape, kind), generator)
+    if not isinstance(p, (jax.Array, TracedScalar)):
+        known = seeded(ctx, spec, lambda out, g: out.bernoulli_(p, generator=g), generator)
+        if known is not None:
+            return cast(known, torch.bool)
+    double = isinstance(p, jax.Array) and p.dtype == np.float64
+    drawn = Spec(spec.shape, torch.float64 if double else torch.float32)
+    u = seeded(ctx, drawn, lambda out, g: out.uniform_(generator=g), generator)
+    u = _uniform(ctx, drawn, generator) if u is None else u
     return lax.lt(u, _constant(u, p))
 
 
@@ -187,8 +253,47 @@ def native_dropout(ctx: Context, x: jax.Array, p: float, train: bool | None) -> 
     return cast(out, ctx.result[0].dtype), mask
 
 
+@lower(aten.rrelu_with_noise_functional.default)
+def rrelu_with_noise(
+    ctx: Context,
+    x: jax.Array,
+    noise: jax.Array,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[jax.Array, jax.Array]:
+    """(result, noise). The mean slope below zero; in training a random slope for each element, which is the noise."""
+    kind = _wide(ctx.result[0].dtype)
+    wide = lax.convert_element_type(x, kind)
+    positive = lax.bitwise_not(lax.le(wide, lax.full_like(wide, 0)))  # NaN counts as positive
+    if not training:
+        mean = lax.mul(wide, lax.full_like(wide, (lower + upper) / 2))
+        return cast(lax.select(positive, wide, mean), ctx.result[0].dtype), noise
+    slope = None if generator is not None else _seeded_slopes(ctx, positive, lower, upper)
+    if slope is None:
+        slope = _between(ctx, Spec(x.shape, dtypes.to_torch(kind)), lower, upper, generator)
+    slope = lax.select(positive, lax.full_like(wide, 1), lax.convert_element_type(slope, kind))
+    return cast(lax.mul(wide, slope), ctx.result[0].dtype), cast(slope, ctx.result[1].dtype)
+
+
+def _seeded_slopes(ctx: Context, positive: jax.Array, lower: float, upper: float) -> jax.Array | None:
+    """Eager draws for each element that is not positive, in order, and for no other."""
+    u = ctx.drawn(
+        lambda g: torch.empty(positive.size, dtype=torch.float64).uniform_(lower, upper, generator=g), counted=False
+    )
+    if u is None or not positive.size:
+        return u if u is None else lax.reshape(u, positive.shape)
+    order = lax.cumsum(lax.convert_element_type(lax.bitwise_not(lax.reshape(positive, u.shape)), np.int64))
+    order = lax.max(lax.sub(order, lax.full_like(order, 1)), lax.full_like(order, 0))
+    return lax.reshape(take(u, order, 0), positive.shape)
+
+
 def _integers(ctx: Context, spec: Spec, low: int, count: int, generator: Any = None) -> jax.Array:
     """Uniform in low, …, low + count - 1, from 64 bits, so that the bias of the remainder is below count / 2**64."""
+    known = seeded(ctx, spec, lambda out, g: out.random_(low, low + count, generator=g), generator)
+    if known is not None:
+        return known
     bits = jax.random.bits(_key(ctx, generator), spec.shape, np.uint64)
     if count < 1 << 64:
         bits = lax.rem(bits, lax.full_like(bits, count))
@@ -229,7 +334,7 @@ def randint_like_low(ctx: Context, _: jax.Array, low: int, high: int, *, generat
 
 @lower(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
 def randint_like_tensor(ctx: Context, _: jax.Array, high: jax.Array, *, generator: Any = None, **__: Any) -> jax.Array:
-    bits = jax.random.bits(_key(ctx, generator), ctx.result.shape, np.uint64)
+    bits = jax.random.bits(_key(ctx, generator), ctx.result.shape, np.uint64)  # `key` refuses where it is seeded
     below = broadcast(lax.convert_element_type(high, np.uint64), ctx.result.shape)
     return cast(lax.bitcast_convert_type(lax.rem(bits, below), np.int64), ctx.result.dtype)
 
@@ -245,6 +350,9 @@ def _largest(dtype: torch.dtype) -> int:
 
 @lower(aten.random.default)
 def random(ctx: Context, x: jax.Array, *, generator: Any = None) -> jax.Array:
+    known = seeded(ctx, ctx.result, lambda out, g: out.random_(generator=g), generator)
+    if known is not None:
+        return known
     return _integers(ctx, ctx.result, 0, _largest(ctx.result.dtype) + 1, generator)
 
 
@@ -261,6 +369,9 @@ def random_from(ctx: Context, x: jax.Array, low: int, high: int | None, *, gener
 
 @lower(aten.randperm.default, aten.randperm.generator)
 def randperm(ctx: Context, n: int, *, generator: Any = None, **_: Any) -> jax.Array:
+    known = seeded(ctx, ctx.result, lambda out, g: torch.randperm(n, generator=g, out=out), generator)
+    if known is not None:
+        return known
     return cast(jax.random.permutation(_key(ctx, generator), n), ctx.result.dtype)
 
 
@@ -271,17 +382,27 @@ def multinomial(
     """With replacement the distribution function is inverted. Without, the largest of weight / exponential are
     drawn (Efraimidis and Spirakis 2006, in the form that torch uses).
     """
-    weights = cast(weights, torch.float64 if weights.dtype == np.float64 else torch.float32)
-    if replacement:
-        total = lax.cumsum(lax.convert_element_type(weights, np.float64), weights.ndim - 1)
-        u = _uniform(ctx, Spec(ctx.result.shape, torch.float64), generator)
-        last = lax.slice_in_dim(total, total.shape[-1] - 1, total.shape[-1], 1, total.ndim - 1)
-        target = lax.mul(u, broadcast(last, u.shape))
-        # rounding may reach the total itself: the first position that holds the whole total is then the last possible
-        return lax.min(search(total, target, True), search(total, broadcast(last, u.shape), False))
-    u = _positive_uniform(ctx, Spec(weights.shape, dtypes.to_torch(weights.dtype)), generator)
-    race = lax.div(weights, lax.max(lax.neg(lax.log(u)), _constant(u, float(np.finfo(u.dtype).tiny))))
-    return lax.convert_element_type(lax.top_k(race, num_samples)[1], np.int64)
+    if replacement and num_samples > 1:
+        drawn = Spec(ctx.result.shape, torch.float64)
+        u = seeded(ctx, drawn, lambda out, g: out.uniform_(generator=g), generator)
+        return _inverted(weights, _uniform(ctx, drawn, generator) if u is None else u)
+    spec = Spec(weights.shape, dtypes.to_torch(weights.dtype))
+    race = seeded(ctx, spec, lambda out, g: out.exponential_(generator=g), generator)
+    if race is None:
+        u = _positive_uniform(ctx, spec, generator)
+        race = lax.max(lax.neg(lax.log(u)), _constant(u, float(np.finfo(u.dtype).tiny)))
+    wide = torch.float64 if weights.dtype == np.float64 else torch.float32
+    ratio = cast(cast(lax.div(cast(weights, wide), cast(race, wide)), spec.dtype), wide)
+    return lax.convert_element_type(lax.top_k(ratio, num_samples)[1], np.int64)
+
+
+def _inverted(weights: jax.Array, u: jax.Array) -> jax.Array:
+    """The category whose share of the weights, in order, holds ``u`` in [0, 1): never one of weight zero."""
+    last = weights.ndim - 1
+    total = lax.cumsum(lax.convert_element_type(weights, np.float64), last)
+    whole = broadcast(lax.slice_in_dim(total, total.shape[last] - 1, total.shape[last], 1, last), u.shape)
+    # rounding may reach the whole: the first position that holds all of it is then the last possible
+    return lax.min(search(total, lax.mul(u, whole), True), search(total, whole, False))
 
 
 @lower(aten.poisson.default)

@@ -1,0 +1,66 @@
+"""Ops that are traced whole, because torch's Python decomposition of them is not what its kernels compute.
+
+While it traces, torch replaces some ops by Python code before anyone sees them (``OpOverload.py_impl``). For these that code
+differs from the CPU kernels: it gives other values, or loses dropout. Within ``kept_whole()`` the kernels' own autograd
+formulas are traced instead, and the ops have rules of their own.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+# packet: in what its decomposition differs (torch 2.13)
+REASONS = {
+    **dict.fromkeys(
+        ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+        "an unchanged size is resampled by the scale factor, where the kernels copy; integer images are rounded differently",
+    ),
+    **dict.fromkeys(
+        ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+        "an unchanged or doubled size is resampled by the scale factor, where the kernels copy or repeat",
+    ),
+    "multilabel_margin_loss_forward": "entries after the first -1 are counted as labels",
+    "multi_margin_loss": "the loss of a single sample has the shape [1], not []",
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "dropout between layers is left out"),
+}
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+_lock = threading.Lock()
+_inside = 0
+_removed: dict[OpOverload, dict[Any, Any]] = {}
+
+
+@functools.cache
+def _ops() -> tuple[OpOverload, ...]:
+    packets = [getattr(aten, name) for name in REASONS if hasattr(aten, name)]
+    return tuple(getattr(p, o) for p in packets for o in p.overloads() if "out" not in o)
+
+
+@contextlib.contextmanager
+def kept_whole() -> Iterator[None]:
+    """Within it torch does not decompose these ops while tracing. Reentrant; counted over threads."""
+    global _inside
+    with _lock:
+        _inside += 1
+        if _inside == 1:
+            for op in _ops():
+                _removed[op] = {key: op.py_kernels.pop(key) for key in _KEYS if key in op.py_kernels}
+                op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                for op, kernels in _removed.items():
+                    op.py_kernels.update(kernels)
+                    op._dispatch_cache.clear()
+                _removed.clear()

@@ -114,6 +114,10 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
+def _shape(argument: Any) -> Any:
+    return argument.shape if isinstance(argument, torch.Tensor) else None
+
+
 def _isolation() -> dict[str, bool]:
     """Have Dynamo count each compiled model's recompilations apart, where this torch can: they share code objects."""
     supported = "isolate_recompiles" in inspect.signature(torch.compile).parameters
@@ -137,7 +141,7 @@ class _Run:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return self.target(*args, **kwargs)  # inside another compiled model: part of its graph
-        key = (torch.is_grad_enabled(), *[getattr(a, "shape", None) for a in (*args, *kwargs.values())])
+        key = (torch.is_grad_enabled(), *[_shape(a) for a in (*args, *kwargs.values())])
         if key in self._warm:
             return self._call(args, kwargs)
         with _COLD:

@@ -15,11 +15,12 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from portable.errors import UnsupportedOp, UnsupportedOpError
 from portable.lowering.draws import Draws, generator_state
+from portable.lowering.kept_whole import kept_whole
 
 
 def trace_decomposition(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor]) -> fx.GraphModule:
     """Trace a decomposition, which is functional as a rule; it is functionalised where it is not."""
-    with torch._guards.tracing(None), enable_python_dispatcher(), torch.no_grad():
+    with kept_whole(), torch._guards.tracing(None), enable_python_dispatcher(), torch.no_grad():
         gm = make_fx(function, tracing_mode="real", decomposition_table={})(*args)
     if any(isinstance(n.target, OpOverload) and n.target._schema.is_mutable for n in gm.graph.nodes):
         return trace(function, args)
@@ -57,7 +58,7 @@ def trace(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor], 
 
     detached = [a.detach() for a in args]
     try:
-        with torch._guards.tracing(None), enable_python_dispatcher():
+        with kept_whole(), torch._guards.tracing(None), enable_python_dispatcher():
             return make_fx(functional, tracing_mode="real", decomposition_table={})(*detached)
     finally:
         draws.close()
@@ -129,7 +130,7 @@ def aot(
         inference_compiler=compiler("inference"),
         partition_fn=min_cut_rematerialization_partition,
     )
-    with torch._functorch.config.patch(unlift_effect_tokens=True):  # else tokens are arguments at run time
+    with kept_whole(), torch._functorch.config.patch(unlift_effect_tokens=True):  # else tokens are arguments at run time
         compiled: Callable[..., Any] = compile_graph(gm, example_inputs)
     return compiled
 

@@ -285,11 +285,12 @@ class Explanation:
 
 
 _WHY = {
-    "lowered": "portable; unmeasured on this machine",
-    "decomposed": "portable through torch's decomposition; unmeasured on this machine",
-    "inductor": "native, compiled by Inductor",
-    "eager": "native, eager as asked",
+    "lowered": "unmeasured on this machine",
+    "decomposed": "by torch's decomposition; unmeasured on this machine",
+    "inductor": "compiled by Inductor",
+    "eager": "as asked",
 }
+_RUNS_AS = {"lowered": "portable", "decomposed": "portable", "inductor": "native", "eager": "native"}
 _SHOWN = 12
 
 
@@ -299,12 +300,16 @@ def _ops_table(ops: dict[str, dict[str, int]], decisions: dict[str, str]) -> Any
     table = Table("op", "n", "runs as", "why", box=None)
     ranked = sorted(ops.items(), key=lambda item: -sum(item[1].values()))
     for op, counts in ranked[:_SHOWN]:
-        table.add_row(op.removesuffix(".default"), str(sum(counts.values())), ", ".join(counts), decisions[op])
+        table.add_row(op.removesuffix(".default"), str(sum(counts.values())), _runs_as(counts), decisions[op])
     if len(ranked) > _SHOWN:
         rest = ranked[_SHOWN:]
-        kinds = sorted({how for _, counts in rest for how in counts})
-        table.add_row(f"{len(rest)} other ops", str(sum(sum(c.values()) for _, c in rest)), ", ".join(kinds), "")
+        kinds = {how: 1 for _, counts in rest for how in counts}
+        table.add_row(f"{len(rest)} other ops", str(sum(sum(c.values()) for _, c in rest)), _runs_as(kinds), "")
     return table
+
+
+def _runs_as(counts: dict[str, int]) -> str:
+    return ", ".join(dict.fromkeys(_RUNS_AS[how] for how in counts))
 
 
 def explain(compiled: Any, *, show: bool = True) -> Explanation:

@@ -71,8 +71,7 @@ def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: 
     low = lower_graph(gm, specs, platform=client.platform, backend=backend)
     seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
     buffers = client.compile(low.module)([client.put(seed.to(torch.uint32)), *map(client.put, tensors)])
-    arrays = low.verified(client.take(buffers))
-    values = [arrays[v] if is_array else v for is_array, v in low.outputs]
+    values = low.assemble(client.take(buffers), tensors)
     for i, value in zip(mutated, values[len(values) - len(mutated) :], strict=True):
         with torch.no_grad():
             leaves[where[i]].copy_(value)

@@ -262,11 +262,16 @@ def test_what_is_not_callable_is_refused(value):
 
 
 def test_an_op_without_a_lowering_is_refused_with_the_users_line():
-    def readout(x):
-        return torch.segment_reduce(x, "sum", lengths=torch.tensor([1, 2])) + 1
+    with torch.library._scoped_library("portable_test", "FRAGMENT") as library:
+        library.define("unknown(Tensor x) -> Tensor")
+        library.impl("unknown", lambda x: x * 2, "CPU")
+        library.impl("unknown", torch.empty_like, "Meta")
 
-    with pytest.raises(UnsupportedOpError, match=r"segment_reduce.default \(test_capture.py:\d+, in readout\)"):
-        xla(readout)(torch.ones(3))
+        def readout(x):
+            return torch.ops.portable_test.unknown(x) + 1
+
+        with pytest.raises(UnsupportedOpError, match=r"portable_test.unknown.default \(test_capture.py:\d+, in readout\)"):
+            xla(readout)(torch.ones(3))
 
 
 def test_an_unsupported_dtype_is_refused_by_name():

@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -147,6 +148,29 @@ def _from_numpy(array: Any) -> torch.Tensor:
     return torch.from_numpy(array.view({1: "uint8", 2: "int16"}[array.dtype.itemsize])).view(kind)
 
 
+@dataclass(frozen=True, slots=True)
+class _Resident:
+    tensor: weakref.ref[torch.Tensor]
+    pointer: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    version: int
+    buffer: Any
+
+    def serves(self, tensor: torch.Tensor, on_host: bool) -> bool:
+        return (
+            self.tensor() is tensor
+            and self.pointer == tensor.data_ptr()
+            and self.stride == tensor.stride()
+            and self.shape == tensor.shape
+            and (on_host or self.version == _version(tensor))
+        )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
 class Residents:
     """Buffers of parameters and other long-lived tensors, uploaded again only when the tensor changed.
 
@@ -156,20 +180,19 @@ class Residents:
 
     def __init__(self, owner: Client) -> None:
         self._owner = owner
-        self._entries: dict[int, tuple[weakref.ref, int, int, Any]] = {}
+        self._entries: dict[int, _Resident] = {}
 
     def get(self, tensor: torch.Tensor) -> Any:
         key = id(tensor)
-        entry = self._entries.get(key)
-        if entry is not None and entry[0]() is tensor and entry[2] == tensor.data_ptr():
-            if self._owner.on_host or entry[1] == tensor._version:
-                return entry[3]
+        kept = self._entries.get(key)
+        if kept is not None and kept.serves(tensor, self._owner.on_host):
+            return kept.buffer
         buffer = self._owner.put(tensor)
-        pointer = tensor.data_ptr()
-        if not self._owner.on_host or (tensor.is_contiguous() and buffer.unsafe_buffer_pointer() == pointer):
+        shared = tensor.is_contiguous() and tensor.numel() and self._owner.on_host and buffer.unsafe_buffer_pointer() == tensor.data_ptr()
+        if shared or not self._owner.on_host:
             entries = self._entries
-            version = 0 if tensor.is_inference() else tensor._version
-            entries[key] = (weakref.ref(tensor, lambda _: entries.pop(key, None)), version, pointer, buffer)
+            reference = weakref.ref(tensor, lambda _: entries.pop(key, None))
+            entries[key] = _Resident(reference, tensor.data_ptr(), tensor.shape, tensor.stride(), _version(tensor), buffer)
         return buffer
 
     def drop(self) -> None:

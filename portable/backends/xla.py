@@ -69,14 +69,13 @@ class Xla(Backend):
 class _Program:
     """One executable with what is needed to call it: the host arguments' positions and the outputs' plan."""
 
-    __slots__ = ("client", "executable", "lowered", "outputs", "plain", "random")
+    __slots__ = ("client", "executable", "lowered", "plain", "random")
 
     def __init__(self, client: pjrt.Client, lowered: Any) -> None:
         self.client = client
         self.lowered = lowered
         self.executable = client.compile(lowered.module)
-        self.outputs = lowered.outputs
-        self.plain = all(is_array for is_array, _ in lowered.outputs)
+        self.plain = not lowered.checks and all(output.kind == "array" for output in lowered.outputs)
         self.random = lowered.random
 
 
@@ -112,13 +111,11 @@ class CompiledGraph:
                 keep = i in self._resident or type(a) is torch.nn.Parameter
                 buffers.append(resident(a) if keep else put(a))
         results = client.take(program.executable(buffers))
-        args.clear()
         ran()
-        if program.lowered.checks:
-            results = program.lowered.verified(results)
-        if program.plain:
-            return results
-        return [results[value] if is_array else value for is_array, value in program.outputs]
+        if not program.plain:
+            results = program.lowered.assemble(results, args)
+        args.clear()
+        return results
 
     def _build(self, key: tuple[int, ...], specs: list[Any]) -> _Program:
         from portable.lowering.program import lower_graph

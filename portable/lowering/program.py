@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,14 @@ PRECISION = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medi
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
+class Output(NamedTuple):
+    """Where an output of a graph comes from: "array" (index among the program's results), "argument" (the index of the argument
+    that it is) or "constant" (a number or None)."""
+
+    kind: str
+    value: Any
+
+
 @dataclass(frozen=True)
 class Lowered:
     """A StableHLO module and how to call it.
@@ -50,25 +58,30 @@ class Lowered:
 
     Attributes:
         module: MLIR bytecode.
-        outputs: one entry for each output of the graph: (True, index of the array) or (False, a constant).
+        outputs: one entry for each output of the graph.
         random: whether the program reads the seed.
-        checks: one for each array that the module returns after those of ``outputs``; see `verified`.
+        checks: one for each array that the module returns after those of ``outputs``; see `assemble`.
         ops: how many nodes of each overload ran as ("lowered" | "decomposed").
     """
 
     module: bytes
-    outputs: tuple[tuple[bool, Any], ...]
+    outputs: tuple[Output, ...]
     random: bool
     checks: tuple[Callable[[torch.Tensor], None], ...]
     ops: dict[tuple[str, str], int]
     text: Callable[[], str]
 
-    def verified(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The arrays of ``outputs``, once the checks have passed; one that fails raises what eager raises."""
-        count = len(results) - len(self.checks)
-        for check, value in zip(self.checks, results[count:], strict=True):
-            check(value)
-        return results[:count]
+    def assemble(self, results: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
+        """The graph's outputs from the arrays that the module returned and the arguments.
+
+        Raises:
+            What torch raises for these values: each check has seen its array.
+        """
+        if self.checks:
+            for check, value in zip(self.checks, results[len(results) - len(self.checks) :], strict=True):
+                check(value)
+        sources: dict[str, Sequence[Any]] = {"array": results, "argument": args}
+        return [value if kind == "constant" else sources[kind][value] for kind, value in self.outputs]
 
 
 def lower_graph(gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | None], *, platform: str, backend: str) -> Lowered:
@@ -79,21 +92,24 @@ def lower_graph(gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | N
         LoweringError: a rule is wrong.
     """
     program = Program(backend)
-    outputs: list[tuple[bool, Any]] = []
+    outputs: list[Output] = []
+    returned = _returned_arguments(gm)
 
     def traced(seed: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
         remaining = iter(arrays)
         values = [next(remaining) if isinstance(a, Spec) else a for a in args]
         program.seed = seed
         results: list[jax.Array] = []
-        for value in pytree.tree_leaves(program.run(gm, values), is_leaf=lambda x: x is None):
+        for i, value in enumerate(pytree.tree_leaves(program.run(gm, values), is_leaf=lambda x: x is None)):
             if isinstance(value, registry.TracedScalar):
                 value = value.value
-            if isinstance(value, jax.Array):
-                outputs.append((True, len(results)))
+            if i in returned:
+                outputs.append(Output("argument", returned[i]))
+            elif isinstance(value, jax.Array):
+                outputs.append(Output("array", len(results)))
                 results.append(value)
             else:
-                outputs.append((False, value))
+                outputs.append(Output("constant", value))
         if program.refused:
             raise UnsupportedOpError(list(program.refused), backend=backend)
         return results + [value for value, _ in program.checks]
@@ -106,6 +122,13 @@ def lower_graph(gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | N
         module = _bytecode(lowered)
     checks = tuple(check for _, check in program.checks)
     return Lowered(module, tuple(outputs), program.uses > 0, checks, dict(program.ops), lowered.as_text)
+
+
+def _returned_arguments(gm: fx.GraphModule) -> dict[int, int]:
+    """{position of an output: position of the argument that it is}, e.g. a weight that the backward pass wants: no copy of it."""
+    position = {n: i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
+    outputs = pytree.tree_leaves(next(iter(reversed(gm.graph.nodes))).args[0])
+    return {i: position[n] for i, n in enumerate(outputs) if n in position}
 
 
 def _bytecode(lowered: Any) -> bytes:

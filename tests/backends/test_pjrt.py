@@ -75,6 +75,7 @@ WRITES = {
     "optimiser": lambda p: torch.optim.SGD([p], lr=1.0).step(),
     ".data write": lambda p: p.data.mul_(3),
     ".data replaced": lambda p: setattr(p, "data", p.data + 5),
+    ".data transposed": lambda p: setattr(p, "data", p.data.t()),
     "copy_": lambda p: p.copy_(torch.full_like(p, 9)),
     "numpy": lambda p: p.detach().numpy().fill(4),
 }

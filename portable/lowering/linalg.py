@@ -1,4 +1,4 @@
-"""Triangular solves, the errors of linear algebra, and what all of its families share.
+"""Triangular solves, cross products, and what all families of linear algebra share.
 
 LAPACK runs through JAX's primitives, which XLA:CPU serves by the same LAPACK routines that torch calls (getrf, potrf,
 geqrf, syevd, gesdd, geev, trsm); other platforms have implementations of their own. LAPACK's info is computed from the
@@ -6,9 +6,6 @@ factors. Where eager raises LinAlgError (a singular matrix, say) so does the cal
 """
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +16,6 @@ from portable.lowering.context import Context
 from portable.lowering.registry import NO_OPMATH, broadcast, elementwise, lower
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 def transposed(x: jax.Array) -> jax.Array:
@@ -96,22 +92,6 @@ def triangular_solve(
 ) -> tuple[jax.Array, jax.Array]:
     a, b = same_batch(a, b)
     return solve_triangular(a, b, lower=not upper, transpose=transpose, unit=unitriangular), a
-
-
-@lower(aten._linalg_check_errors.default)
-def check_info(ctx: Context, info: jax.Array, api_name: str, *, is_matrix: bool) -> None:
-    """torch's own check of ``info``, with its message, when the program has run."""
-    ctx.check(info, functools.partial(aten._linalg_check_errors.default, api_name=api_name, is_matrix=is_matrix))
-
-
-@lower(prims._make_token.default)
-def make_token(ctx: Context) -> jax.Array:
-    return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
-
-
-@lower(prims._sink_tokens.default)
-def sink_tokens(ctx: Context, tokens: Sequence[jax.Array]) -> None:
-    """What the effects order is the graph's order already."""
 
 
 @elementwise(aten.linalg_cross.default, promote=NO_OPMATH, operands=(0, 1))

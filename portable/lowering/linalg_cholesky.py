@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from portable.lowering.assertions import check_info
 from portable.lowering.context import Context
-from portable.lowering.linalg import adjoint, check_info, diagonal, first, identity_like, same_batch, solve_triangular
+from portable.lowering.linalg import adjoint, diagonal, first, identity_like, same_batch, solve_triangular
 from portable.lowering.registry import lower
 
 aten = torch.ops.aten

@@ -12,10 +12,10 @@ from jax import lax
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from portable.lowering.assertions import check_info
 from portable.lowering.context import Context
 from portable.lowering.linalg import (
     adjoint,
-    check_info,
     diagonal,
     first,
     identity_like,

@@ -60,10 +60,10 @@ def _layer(ctx: Context, args: Sequence[Any], reverse: bool, has_biases: bool) -
     return lstm(ctx, x, w_input, w_hidden, *biases, *state, reverse)
 
 
-def _supported(ctx: Context, mode: int, batch_first: bool, batch_sizes: Any) -> None:
-    """(The numbers of layers and directions describe the module that the layer belongs to.)"""
-    if mode != LSTM or batch_first or batch_sizes:
-        ctx.refuse("only an LSTM layer, time first and unpacked")
+def _supported(ctx: Context, mode: int, batch_sizes: Any) -> None:
+    """(The numbers of layers and directions and batch_first describe the module; the layer itself is time first.)"""
+    if mode != LSTM or batch_sizes:
+        ctx.refuse("only an unpacked LSTM layer")
 
 
 @lower(aten.mkldnn_rnn_layer.default)
@@ -86,7 +86,7 @@ def rnn_layer(
     batch_first: bool,
     train: bool,
 ) -> tuple[jax.Array, ...]:
-    _supported(ctx, mode, batch_first, batch_sizes)
+    _supported(ctx, mode, batch_sizes)
     args = (x, w_input, w_hidden, b_input, b_hidden, hidden, cell)
     values = _layer(ctx, args, reverse, has_biases)
     out = [cast(lax.reshape(v, r.shape), r.dtype) for v, r in zip(values, ctx.result, strict=False)]
@@ -121,7 +121,7 @@ def rnn_layer_backward(
     workspace: jax.Array,
 ) -> tuple[jax.Array, ...]:
     """Gradients of (input, w_input, w_hidden, b_input, b_hidden, hidden, cell), from the layer run anew."""
-    _supported(ctx, mode, batch_first, batch_sizes)
+    _supported(ctx, mode, batch_sizes)
     args = tuple(map(_wide, (x, w_input, w_hidden, b_input, b_hidden, hidden, cell)))
     primal, pull = jax.vjp(lambda *a: _layer(ctx, a, reverse, has_biases), *args)
     given = (grad_output, grad_hidden, grad_cell)

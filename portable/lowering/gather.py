@@ -57,10 +57,34 @@ def placement(dims: Sequence[int], ndim: int, batch: int) -> tuple[int, ...]:
     return tuple(i if i < first else i + batch for i in range(rest))
 
 
+def _positions(ctx: Context, indices: Sequence[jax.Array | None]) -> list[jax.Array | None]:
+    """A mask as the positions where it holds, one index for each of its dims.
+
+    Their number is the size of the result there: it is known where the trace knew it, as for a mask that is a constant.
+    """
+    given = [d for d, i in enumerate(indices) if i is not None]
+    if len(given) > 1:
+        ctx.refuse("a boolean index beside another one selects a number of elements that depends on the data")
+    first, mask = given[0], indices[given[0]]
+    if mask.ndim == 0:
+        ctx.refuse("a boolean scalar as an index selects a number of elements that depends on the data")
+    count = ctx.result.shape[first]
+    _, order = lax.sort(
+        (lax.bitwise_not(lax.reshape(mask, (mask.size,))), lax.iota(np.int64, mask.size)), is_stable=True, num_keys=1
+    )
+    flat, found = lax.slice_in_dim(order, 0, count), []
+    for n in reversed(mask.shape):
+        found.insert(0, lax.rem(flat, lax.full_like(flat, max(n, 1))))
+        flat = lax.div(flat, lax.full_like(flat, max(n, 1)))
+    return [*indices[:first], *found, *indices[first + 1 :]]
+
+
 @lower(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(ctx: Context, x: jax.Array, indices: Sequence[jax.Array | None]) -> jax.Array:
     if all(i is None for i in indices):
         return x
+    if any(i is not None and i.dtype == np.bool_ for i in indices):
+        indices = _positions(ctx, indices)
     if 0 in ctx.result.shape:
         coordinates(ctx, x.shape, indices)
         return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)

@@ -14,6 +14,7 @@ from jax import lax
 from portable.lowering.context import Context
 from portable.lowering.registry import (
     COMPLEX_TO_FLOAT,
+    DEFAULT,
     INT_TO_FLOAT,
     NO_OPMATH,
     apply_elementwise,
@@ -22,15 +23,25 @@ from portable.lowering.registry import (
     elementwise,
     elementwise_table,
     lower,
+    promoted,
 )
 
 aten = torch.ops.aten
 
 
-def num(value: Any, like: jax.Array) -> np.ndarray:
-    """A number in the dtype of ``like``, 0-d: what ``jax.lax`` broadcasts in a binary op."""
+def num(value: Any, like: jax.Array | np.dtype) -> np.ndarray:
+    """A number in the dtype of ``like`` (an array or a dtype), 0-d: what ``jax.lax`` broadcasts in a binary op."""
     with np.errstate(all="ignore"):
-        return np.asarray(value).astype(like.dtype)
+        return np.asarray(value).astype(getattr(like, "dtype", like))
+
+
+def narrowed(x: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """``x`` rounded to the half precision ``dtype`` and kept wide; as it is for other dtypes.
+
+    For the few ops that torch computes in half precision step by step.
+    """
+    bits = {torch.bfloat16: (8, 7), torch.float16: (5, 10)}.get(dtype)
+    return lax.reduce_precision(x, *bits) if bits and x.dtype == np.float32 else x
 
 
 def where(condition: jax.Array, x: Any, y: Any) -> jax.Array:
@@ -75,9 +86,10 @@ def exp2(x: jax.Array) -> jax.Array:
 
 def _logarithm(base: int) -> Any:
     def log(x: jax.Array) -> jax.Array:
-        quotient = lax.div(lax.log(x), num(math.log(base), x))
         if is_complex(x):
-            return quotient
+            whole, scale = lax.log(x), num(math.log(base), lax.real(x))
+            return lax.complex(lax.div(lax.real(whole), scale), lax.div(lax.imag(whole), scale))
+        quotient = lax.div(lax.log(x), num(math.log(base), x))
         # a power of the base has an exact logarithm, which the quotient misses by a rounding
         nearest = lax.round(quotient, lax.RoundingMethod.TO_NEAREST_EVEN)
         return lax.select(lax.eq(lax.pow(lax.full_like(x, base), nearest), x), nearest, quotient)
@@ -92,12 +104,6 @@ def reciprocal(x: jax.Array) -> jax.Array:
 def sinc(x: jax.Array) -> jax.Array:
     angle = lax.mul(x, num(math.pi, x))
     return where(lax.eq(x, num(0, x)), 1, lax.div(lax.sin(angle), angle))
-
-
-def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
-    if eps is not None:
-        x = lax.max(num(eps, x), lax.min(num(1 - eps, x), x)) if eps <= 0.5 else x
-    return lax.log(lax.div(x, lax.sub(num(1, x), x)))
 
 
 log2, log10 = _logarithm(2), _logarithm(10)
@@ -133,32 +139,50 @@ elementwise_table(
     },
     promote=INT_TO_FLOAT,
 )
-elementwise(aten.logit.default, promote=INT_TO_FLOAT, operands=(0,))(logit)
+
+
+@lower(aten.logit.default)
+def logit(ctx: Context, x: jax.Array, eps: float | None = None) -> jax.Array:
+    (x,), result = promoted(INT_TO_FLOAT, ctx.result.shape, x)
+    if eps is not None:
+        x = lax.select(lax.gt(x, num(1 - eps, x)), lax.full_like(x, 1 - eps), x)
+        x = lax.select(lax.lt(x, num(eps, x)), lax.full_like(x, eps), x)
+        x = narrowed(x, result)
+    odds = lax.div(x, narrowed(lax.sub(num(1, x), x), result))
+    return cast(lax.log(narrowed(odds, result)), result)
 
 
 # Sums and products
 
 
-@elementwise(aten.add.Tensor, aten.add.Scalar, operands=(0, 1))
-def add(x: jax.Array, y: jax.Array, alpha: complex = 1) -> jax.Array:
+def _scaled(ctx: Context, y: jax.Array, alpha: complex) -> jax.Array:
+    """``y * alpha``, with alpha rounded to the result's dtype as torch does."""
+    return y if alpha == 1 else lax.mul(y, num(num(alpha, ctx.result.jax_dtype), y))
+
+
+@lower(aten.add.Tensor, aten.add.Scalar)
+def add(ctx: Context, x: Any, y: Any, alpha: complex = 1) -> jax.Array:
+    (x, y), result = promoted(DEFAULT, ctx.result.shape, x, y)
     if x.dtype == jnp.bool_:
         return lax.bitwise_or(x, lax.bitwise_and(y, num(bool(alpha), y)))
-    return lax.add(x, y if alpha == 1 else lax.mul(y, num(alpha, y)))
+    return cast(lax.add(x, _scaled(ctx, y, alpha)), result)
 
 
-@elementwise(aten.sub.Tensor, aten.sub.Scalar, operands=(0, 1))
-def sub(x: jax.Array, y: jax.Array, alpha: complex = 1) -> jax.Array:
-    return lax.sub(x, y if alpha == 1 else lax.mul(y, num(alpha, y)))
+@lower(aten.sub.Tensor, aten.sub.Scalar)
+def sub(ctx: Context, x: Any, y: Any, alpha: complex = 1) -> jax.Array:
+    (x, y), result = promoted(DEFAULT, ctx.result.shape, x, y)
+    return cast(lax.sub(x, _scaled(ctx, y, alpha)), result)
 
 
-@elementwise(aten.rsub.Tensor, aten.rsub.Scalar, operands=(0, 1))
-def rsub(x: jax.Array, y: jax.Array, alpha: complex = 1) -> jax.Array:
-    return sub(y, x, alpha)
+@lower(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(ctx: Context, x: Any, y: Any, alpha: complex = 1) -> jax.Array:
+    return sub(ctx, y, x, alpha)
 
 
-@elementwise(aten.mul.Tensor, aten.mul.Scalar)
-def mul(x: jax.Array, y: jax.Array) -> jax.Array:
-    return lax.bitwise_and(x, y) if x.dtype == jnp.bool_ else lax.mul(x, y)
+@lower(aten.mul.Tensor, aten.mul.Scalar)
+def mul(ctx: Context, x: Any, y: Any) -> jax.Array:
+    (x, y), result = promoted(DEFAULT, ctx.result.shape, x, y, rounded=False)
+    return cast(lax.bitwise_and(x, y) if x.dtype == jnp.bool_ else lax.mul(x, y), result)
 
 
 @elementwise(aten.addcmul.default, operands=(0, 1, 2))
@@ -166,13 +190,14 @@ def addcmul(x: jax.Array, y: jax.Array, z: jax.Array, *, value: complex = 1) -> 
     return lax.add(x, lax.mul(y if value == 1 else lax.mul(y, num(value, y)), z))
 
 
-@elementwise(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
+@lower(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(ctx: Context, start: jax.Array, end: jax.Array, weight: Any) -> jax.Array:
+    (start, end, weight), result = promoted(DEFAULT, ctx.result.shape, start, end, weight, rounded=False)
     step = lax.sub(end, start)
-    near = lax.lt(lax.abs(weight), num(0.5, lax.abs(weight)))
-    return lax.select(
-        near, lax.add(start, lax.mul(weight, step)), lax.sub(end, lax.mul(step, lax.sub(num(1, weight), weight)))
-    )
+    size = lax.abs(weight)
+    from_start = lax.add(start, lax.mul(weight, step))
+    from_end = lax.sub(end, lax.mul(step, lax.sub(num(1, weight), weight)))
+    return cast(lax.select(lax.lt(size, num(0.5, size)), from_start, from_end), result)
 
 
 # Rounding and sign

@@ -80,7 +80,7 @@ def pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
         special = _SPECIAL_POWERS.get(exponent)
         if ctx.result.dtype is torch.float16 and exponent in (0.5, -0.5):
             special = None  # torch takes pow there
-        return special(x) if special else power(x, lax.full_like(x, exponent))
+        return special(x) if special else power(x, lax.full_like(x, num(exponent, ctx.result.jax_dtype)))
 
     return cast(formula(cast(x, get_computation_dtype(ctx.result.dtype))), ctx.result.dtype)
 

@@ -169,9 +169,17 @@ def apply_elementwise(
     return cast(formula(*values, **kwargs), result)
 
 
-def promoted(kind: Promotion, shape: tuple[int, ...], *operands: Any) -> tuple[list[jax.Array], torch.dtype]:
-    """The operands in torch's computation dtype, broadcast to ``shape``; and torch's result dtype."""
+def promoted(
+    kind: Promotion, shape: tuple[int, ...], *operands: Any, rounded: bool = True
+) -> tuple[list[jax.Array], torch.dtype]:
+    """The operands in torch's computation dtype, broadcast to ``shape``; and torch's result dtype.
+
+    In half precision torch rounds a number, or a 0-d tensor of another dtype, to that dtype before it computes in
+    float32; with ``rounded=False`` it does not (products, quotients, weights of lerp).
+    """
     computation, result = dtypes.promote(kind, tuple(described(x) for x in operands))
+    if rounded and result in (torch.bfloat16, torch.float16):
+        operands = tuple(cast(x, result) for x in operands)
     return [broadcast(cast(x, computation), shape) for x in operands], result
 
 

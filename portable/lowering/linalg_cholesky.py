@@ -57,9 +57,9 @@ def cholesky_ex(
 
 
 def _info(factor: jax.Array, x: jax.Array, upper: bool) -> jax.Array:
-    """potrf's info, computed only where a matrix has failed."""
-    corner = factor[..., 0, 0]
-    failed = lax.ne(corner, corner)
+    """potrf's info, computed only where a matrix has failed: its diagonal, or all of it, is NaN then."""
+    pivots = diagonal(factor)
+    failed = lax.reduce_or(lax.ne(pivots, pivots), (pivots.ndim - 1,))
     return lax.cond(
         jnp.any(failed),
         lambda a: jnp.where(failed, _order_of_failure(a), 0),

@@ -119,11 +119,12 @@ def diagonal_backward(
 
 @lower(aten.unfold_backward.default)
 def unfold_backward(ctx: Context, grad: jax.Array, sizes: Sequence[int], dim: int, size: int, step: int) -> jax.Array:
-    """Each window's gradient is added where the window was."""
+    """Each window's gradient is added where the window was; the other axes broadcast, as istft's window needs."""
     shape = ctx.result.shape
     if not shape or grad.size == 0:
         return lax.reshape(grad, shape) if grad.size else jnp.zeros(shape, grad.dtype)
     dim %= len(shape)
+    grad = broadcast(grad, (*shape[:dim], grad.shape[dim], *shape[dim + 1 :], grad.shape[-1]))
     order = [*range(dim + 1), grad.ndim - 1, *range(dim + 1, grad.ndim - 1)]
     (windows,) = widened(lax.transpose(grad, order))
     count = windows.shape[dim]

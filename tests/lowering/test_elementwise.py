@@ -232,6 +232,4 @@ def test_empty_and_0d_tensors(agrees, shape):
 
 def test_inputs_that_are_not_contiguous(agrees):
     x = torch.arange(24.0).reshape(4, 6)
-    agrees(
-        {"sub": lambda x, y: x - y, "div": lambda x, y: x / (1 + y)}, x.t()[::2], x[:3].t()[::2].flip(0).t()[:, [0]].t()
-    )
+    agrees({"sub": lambda x, y: x - y, "div": lambda x, y: x / (1 + y)}, x.t()[::2], x.t()[1::2])

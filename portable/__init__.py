@@ -3,6 +3,7 @@
 Importing this package does nothing but define names: it touches no device, registers nothing in torch, reads no
 environment variable. Every public name is loaded when it is first used (PEP 562).
 """
+
 from __future__ import annotations
 
 import importlib
@@ -21,12 +22,23 @@ _HOME = {
     "testing": "portable.testing",
 }
 _MODULES = {"backends", "config", "errors", "explain", "testing"}
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = [
+    "__version__",
+    "backends",
+    "compile",
+    "config",
+    "device",
+    "errors",
+    "explain",
+    "testing",
+    "use_backend",
+]
 
 if TYPE_CHECKING:
-    from portable import backends, config, errors, explain, testing
+    from portable import backends, config, errors, testing
     from portable.api import compile, device
     from portable.backends import use_backend
+    from portable.explain import explain
 
 
 def __getattr__(name: str) -> Any:

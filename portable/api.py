@@ -1,4 +1,5 @@
 """Compile a model for a backend: the public entry points."""
+
 from __future__ import annotations
 
 import functools
@@ -23,7 +24,7 @@ from portable.explain import Fallback, Record, call_began, runs
 _NOT_YET = {"dims": "bounded dynamic dimensions", "slo": "objectives", "kernels": "kernel selection"}
 
 
-def compile(  # noqa: A001
+def compile(
     model: Any = None,
     *,
     backend: str | None = None,
@@ -37,14 +38,17 @@ def compile(  # noqa: A001
     """Compile a model or function for a backend; what is returned is called like it, and trains like it.
 
     Args:
-        model: an ``nn.Module`` (the result is an ``nn.Module`` that shares its parameters, buffers, hooks and mode) or a
+        model: an ``nn.Module`` (the result is an ``nn.Module`` that shares its parameters, buffers, hooks and mode) or
+            a
             function of tensors. Left out, a decorator is returned.
-        backend: a backend's name, e.g. "xla", "cpu", "cpu:eager"; default: `use_backend`, then PORTABLE_BACKEND, then the
+        backend: a backend's name, e.g. "xla", "cpu", "cpu:eager"; default: `use_backend`, PORTABLE_BACKEND, then the
             first that can run here. Resolved now, not at the first call.
         fullgraph: a graph break is an error.
-        dynamic: as in ``torch.compile``. The default lets sizes become symbolic when they change: one capture, and on the
+        dynamic: as in ``torch.compile``. The default lets sizes become symbolic when they change: one capture, and on
+            the
             stablehlo path one executable for each distinct set of sizes.
-        fallback: "warn", "allow" or "error"; default PORTABLE_FALLBACK. No op falls back yet: one without a lowering is refused.
+        fallback: "warn", "allow" or "error"; default PORTABLE_FALLBACK. No op falls back yet: one without a lowering is
+            refused.
         dims, slo, kernels: reserved, must be None.
 
     Raises:
@@ -94,14 +98,16 @@ def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: 
     return _compile_graph(chosen, Record("torch.compile", str(chosen), chosen.path), gm, example_inputs)
 
 
-def _compile_graph(chosen: Backend, record: Record, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _compile_graph(
+    chosen: Backend, record: Record, gm: fx.GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
     graph = record.add_graph(gm, example_inputs)
     record.forbid_when_frozen(graph.cause)
     return chosen.compile(gm, example_inputs, graph, record)
 
 
-# Dynamo lets threads that miss its cache together compile one after the other, each its own copy, until its recompile limit:
-# calls with sizes not seen before go one at a time.
+# Dynamo lets threads that miss its cache together compile one after the other, each its own copy, until its recompile
+# limit: calls with sizes not seen before go one at a time.
 _COLD = threading.RLock()
 _WARM_KEYS = 4096
 
@@ -118,7 +124,7 @@ def _shape(argument: Any) -> Any:
     return argument.shape if isinstance(argument, torch.Tensor) else None
 
 
-def _isolation() -> dict[str, bool]:
+def _isolation() -> dict[str, Any]:
     """Have Dynamo count each compiled model's recompilations apart, where this torch can: they share code objects."""
     supported = "isolate_recompiles" in inspect.signature(torch.compile).parameters
     return {"isolate_recompiles": True} if supported else {}
@@ -127,7 +133,9 @@ def _isolation() -> dict[str, bool]:
 class _Run:
     """The compiled form of one callable: Dynamo with our backend, its record, and the options it was made with."""
 
-    def __init__(self, target: Any, chosen: Backend, fullgraph: bool, dynamic: bool | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self, target: Any, chosen: Backend, fullgraph: bool, dynamic: bool | None, options: dict[str, Any]
+    ) -> None:
         name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
         self.target, self.options, self._backend = target, options, chosen
         self.record = Record(name, str(chosen), chosen.path)
@@ -188,7 +196,8 @@ def _argument(path: tuple[Any, ...]) -> str:
 
 
 def _raise_plainly(failure: Exception, run: _Run, args: Any, kwargs: Any) -> NoReturn:
-    """Raise what went wrong as the user can act on it: our own error without Dynamo's wrapping, or a bad input by name."""
+    """Raise what went wrong as the user can act on it: our own error without Dynamo's wrapping, or a bad input by
+    name."""
     inner = failure.inner_exception if isinstance(failure, BackendCompilerFailed) else failure
     if isinstance(inner, PortableError):
         raise inner from None
@@ -197,7 +206,8 @@ def _raise_plainly(failure: Exception, run: _Run, args: Any, kwargs: Any) -> NoR
 
 
 class CompiledModule(torch.nn.Module):
-    """A compiled ``nn.Module``: the same parameters, buffers, submodules, hooks and mode as the original; only calls differ.
+    """A compiled ``nn.Module``: the same parameters, buffers, submodules, hooks and mode as the original; only calls
+    differ.
 
     Methods other than the call, e.g. ``generate``, are the original's own and run uncompiled.
     """

@@ -1,4 +1,5 @@
 """Capture: a call of a torch function → one functional ATen graph."""
+
 from __future__ import annotations
 
 import itertools
@@ -27,11 +28,13 @@ def trace_decomposition(function: Callable[..., Sequence[Any]], args: Sequence[t
     return gm
 
 
-def trace(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor], *, mutated: list[int] | None = None) -> fx.GraphModule:
+def trace(
+    function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor], *, mutated: list[int] | None = None
+) -> fx.GraphModule:
     """Trace ``function(*args)`` at ATen level, functionalised: no op of the result writes to a tensor.
 
-    ``function`` may call autograd inside; it returns a flat sequence. The graph returns the same, followed by the new values of
-    the arguments that ``function`` wrote to, whose positions are appended to ``mutated``.
+    ``function`` may call autograd inside; it returns a flat sequence. The graph returns the same, followed by the new
+    values of the arguments that ``function`` wrote to, whose positions are appended to ``mutated``.
 
     Args:
         args: fake tensors of one mode.
@@ -41,7 +44,9 @@ def trace(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor], 
 
     def functional(*inputs: torch.Tensor) -> list[Any]:
         mode = _Functional(draws)
-        mode._tokens[EffectType.ORDERED] = torch.empty(0)  # orders what may raise; the interpreter keeps the graph's order
+        mode._tokens[EffectType.ORDERED] = torch.empty(
+            0
+        )  # orders what may raise; the interpreter keeps the graph's order
         off = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
         with off, mode:
             wrapped = [FunctionalTensor.to_functional(t) for t in inputs]
@@ -51,7 +56,7 @@ def trace(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor], 
             outputs = [_unwrapped(o) for o in function(*wrapped)]
             for i, w in enumerate(wrapped):
                 torch._sync(w)
-                if mutated is not None and torch._functionalize_has_data_mutation(w.elem):
+                if mutated is not None and torch._functionalize_has_data_mutation(w.elem):  # type: ignore[attr-defined]
                     mutated.append(i)
                     outputs.append(_unwrapped(w))
             return outputs
@@ -110,7 +115,9 @@ def _unwrapped(value: Any) -> Any:
 
 
 def aot(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], compile_aten: Callable[[fx.GraphModule, Sequence[Any], str], Callable[..., Any]]
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_aten: Callable[[fx.GraphModule, Sequence[Any], str], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """Trace a graph of Dynamo's through AOTAutograd and compile its functional ATen graphs.
 
@@ -130,7 +137,10 @@ def aot(
         inference_compiler=compiler("inference"),
         partition_fn=min_cut_rematerialization_partition,
     )
-    with kept_whole(), torch._functorch.config.patch(unlift_effect_tokens=True):  # else tokens are arguments at run time
+    with (
+        kept_whole(),
+        torch._functorch.config.patch(unlift_effect_tokens=True),
+    ):  # else tokens are arguments at run time
         compiled: Callable[..., Any] = compile_graph(gm, example_inputs)
     return compiled
 

@@ -1,4 +1,6 @@
-"""The command line: what can run here (`doctor`), the environment variables (`env`), what became of a model (`explain`)."""
+"""The command line: what can run here (`doctor`), the environment variables (`env`), what became of a model
+(`explain`)."""
+
 from __future__ import annotations
 
 import importlib
@@ -21,7 +23,10 @@ from portable import backends, config
 from portable.errors import ConfigError, PortableError
 
 app = typer.Typer(
-    help="portable: run one PyTorch model on any accelerator.", no_args_is_help=True, add_completion=False, rich_markup_mode="rich"
+    help="portable: run one PyTorch model on any accelerator.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
 )
 console = Console()
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -39,7 +44,9 @@ def main() -> None:
 @app.command()
 def doctor(
     as_json: AsJson = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of plugins that do not load.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the traceback of plugins that do not load.")
+    ] = False,
 ) -> None:
     """What can run here: each backend, ready or why not and what to do, and the versions."""
     report = diagnosis()
@@ -47,7 +54,10 @@ def doctor(
         typer.echo(json.dumps(report, indent=2))
         return
     versions = report["versions"]
-    console.print(" · ".join(f"{name} {version}" for name, version in versions.items()) + f" · {report['machine']}", highlight=False)
+    console.print(
+        " · ".join(f"{name} {version}" for name, version in versions.items()) + f" · {report['machine']}",
+        highlight=False,
+    )
     table = Table("backend", "path", "state", "evidence", box=None, pad_edge=False)
     for row in report["backends"]:
         state = escape(row["reason"]) + (f"   [dim]→ {escape(row['remedy'])}[/]" if row["remedy"] else "")
@@ -68,13 +78,24 @@ def diagnosis() -> dict[str, Any]:
         plugin = backends.plugins().get(name) if name not in backends.BUILTIN else None
         if plugin is not None and plugin.backend is None:
             reason = f"plugin {plugin.package} failed: {plugin.failure.strip().splitlines()[-1]}"
-            row = {"path": "?", "ready": False, "reason": reason, "remedy": "portable doctor --verbose", "evidence": "contract only"}
+            row = {
+                "path": "?",
+                "ready": False,
+                "reason": reason,
+                "remedy": "portable doctor --verbose",
+                "evidence": "contract only",
+            }
             rows.append({"name": name, **row, "traceback": plugin.failure})
             continue
         backend = backends.backend_class(name)
         rows.append({"name": name, "path": backend.path, **asdict(backend.diagnose()), "traceback": ""})
     return {
-        "versions": {"portable": portable.__version__, "Python": platform.python_version(), "torch": version("torch"), "jax": version("jax")},
+        "versions": {
+            "portable": portable.__version__,
+            "Python": platform.python_version(),
+            "torch": version("torch"),
+            "jax": version("jax"),
+        },
         "machine": f"{os.cpu_count()} cores {platform.machine()}",
         "backends": rows,
         "choice": _choice(),
@@ -111,7 +132,9 @@ def env(as_json: AsJson = False) -> None:
 
 @app.command()
 def explain(
-    model: Annotated[str, typer.Argument(help="module:function or path/to/file.py:function; it returns (model, args[, kwargs]).")],
+    model: Annotated[
+        str, typer.Argument(help="module:function or path/to/file.py:function; it returns (model, args[, kwargs]).")
+    ],
     backend: Annotated[str, typer.Option(help="Backend; default PORTABLE_BACKEND.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -136,7 +159,10 @@ def load_model(spec: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         ConfigError: there is no such module or function, or it returns something else.
     """
     source, _, name = spec.rpartition(":")
-    remedy = "write module:function or path/to/file.py:function, a function without arguments that returns (model, args) or (model, args, kwargs)"
+    remedy = (
+        "write module:function or path/to/file.py:function; "
+        "the function takes no arguments and returns (model, args) or (model, args, kwargs)"
+    )
     if not source:
         raise ConfigError(f"{spec!r} names no function", remedy=remedy)
     try:

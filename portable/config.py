@@ -3,6 +3,7 @@
 Nothing is read at import. Precedence everywhere: Python argument, then context manager, then environment, then default.
 An empty variable counts as unset.
 """
+
 from __future__ import annotations
 
 import functools
@@ -53,7 +54,9 @@ class Variable:
 VARIABLES: dict[str, Variable] = {
     v.name: v
     for v in (
-        Variable("PORTABLE_BACKEND", "auto | name", "auto", "Backend that pt.compile uses when none is named in Python."),
+        Variable(
+            "PORTABLE_BACKEND", "auto | name", "auto", "Backend that pt.compile uses when none is named in Python."
+        ),
         Variable(
             "PORTABLE_FALLBACK",
             "warn | allow | error",

@@ -2,6 +2,7 @@
 
 Promotion is torch's own (``torch._prims_common.elementwise_dtypes``), never restated here.
 """
+
 from __future__ import annotations
 
 import functools

@@ -1,4 +1,5 @@
-"""Every exception of portable: what happened, to which op on which backend, where in the user's code, and the remedy."""
+"""Every exception of portable: what happened, to which op on which backend, at which line, and the remedy."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ class PortableError(RuntimeError):
         return _rebuilt, (type(self), str(self), self.__dict__)
 
 
-def _rebuilt(kind: type, text: str, state: dict) -> PortableError:
+def _rebuilt(kind: type[PortableError], text: str, state: dict) -> PortableError:
     error = kind.__new__(kind)
     RuntimeError.__init__(error, text)
     error.__dict__.update(state)
@@ -50,7 +51,7 @@ class UnsupportedOutputError(PortableError, TypeError):
 
 @dataclass(frozen=True)
 class UnsupportedOp:
-    """One operator that was refused: its overload, why, and the line of the user's code that calls it ('' if unknown)."""
+    """One operator that was refused: its overload, why, and the line of the user's code that calls it, if known."""
 
     op: str
     reason: str

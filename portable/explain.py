@@ -2,6 +2,7 @@
 
 ``portable.explain`` is both this module and the public function: the module can be called.
 """
+
 from __future__ import annotations
 
 import re
@@ -140,7 +141,9 @@ class Record:
         with self._lock:
             for reason in reasons:
                 stack = [f for f in reason.user_stack if f.name not in ("_call_impl", "_wrapped_call_impl")]
-                where = f"{stack[-1].filename.rsplit('/', 1)[-1]}:{stack[-1].lineno}, in {stack[-1].name}" if stack else ""
+                where = (
+                    f"{stack[-1].filename.rsplit('/', 1)[-1]}:{stack[-1].lineno}, in {stack[-1].name}" if stack else ""
+                )
                 found = GraphBreak(_first_line(reason.reason), where)
                 if found not in self.breaks:
                     self.breaks.append(found)
@@ -185,7 +188,9 @@ def _difference(before: GraphRecord | None, arguments: Sequence[str], signature:
         return "first call"
     old = dict(zip(before.arguments, before.signature, strict=False))
     changed = [
-        f"{name}: {old[name]} → {new}" for name, new in zip(arguments, signature, strict=False) if old.get(name, new) != new
+        f"{name}: {old[name]} → {new}"
+        for name, new in zip(arguments, signature, strict=False)
+        if old.get(name, new) != new
     ]
     return ", ".join(changed[:4]) or _recompile_reason()
 
@@ -195,7 +200,11 @@ def _recompile_reason() -> str:
     from torch._dynamo.utils import get_metrics_context
 
     reason = get_metrics_context()._metrics.get("recompile_reason")
-    return plain_name(_first_line(str(reason))) if reason else "a guard of torch.compile failed (TORCH_LOGS=recompiles names it)"
+    return (
+        plain_name(_first_line(str(reason)))
+        if reason
+        else "a guard of torch.compile failed (TORCH_LOGS=recompiles names it)"
+    )
 
 
 def _first_line(text: str) -> str:
@@ -257,10 +266,25 @@ class Explanation:
         yield escape(self.headline())
         yield _ops_table(self.ops, self.decisions)
         if len(self.compiles) > 1:
-            table = Table("graph", "kind", "cause", "capture", "lowering", "compile", title="compilations", title_justify="left", box=None)
+            table = Table(
+                "graph",
+                "kind",
+                "cause",
+                "capture",
+                "lowering",
+                "compile",
+                title="compilations",
+                title_justify="left",
+                box=None,
+            )
             for c in self.compiles:
                 table.add_row(
-                    str(c.graph), c.kind, escape(c.cause), f"{c.capture_s:.2f} s", f"{c.lowering_s:.3f} s", f"{c.compile_s:.2f} s"
+                    str(c.graph),
+                    c.kind,
+                    escape(c.cause),
+                    f"{c.capture_s:.2f} s",
+                    f"{c.lowering_s:.3f} s",
+                    f"{c.compile_s:.2f} s",
                 )
             yield table
         for b in self.graph_breaks:

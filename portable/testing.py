@@ -1,4 +1,5 @@
 """The conformance kit: what third-party backends, kernels and lowerings are tested with."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -20,8 +21,8 @@ from portable.lowering.program import DATA_DEPENDENT, lower_graph
 def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: str = "error", **kwargs: Any) -> Any:
     """Call ``fn`` once, lowered as ONE StableHLO program.
 
-    The call is captured at ATen level (functionalised; ``torch.autograd.grad`` inside ``fn`` works), lowered, compiled and
-    run; arguments that ``fn`` writes to are written to.
+    The call is captured at ATen level (functionalised; ``torch.autograd.grad`` inside ``fn`` works), lowered, compiled
+    and run; arguments that ``fn`` writes to are written to.
 
     Args:
         fn: a function of tensors and constants.

@@ -270,7 +270,9 @@ def test_an_op_without_a_lowering_is_refused_with_the_users_line():
         def readout(x):
             return torch.ops.portable_test.unknown(x) + 1
 
-        with pytest.raises(UnsupportedOpError, match=r"portable_test.unknown.default \(test_capture.py:\d+, in readout\)"):
+        with pytest.raises(
+            UnsupportedOpError, match=r"portable_test.unknown.default \(test_capture.py:\d+, in readout\)"
+        ):
             xla(readout)(torch.ones(3))
 
 
@@ -320,7 +322,9 @@ def test_a_frozen_model_refuses_a_new_compilation_and_says_what_changed():
         compiled(torch.ones(3, 2))
         compiled.freeze()
         compiled(torch.ones(3, 2))
-        with pytest.raises(RecompileError, match=r"Linear is frozen(.|\n)*(float32\[3, 2\] → float32\[4, 2\]|shape\[0\]: 3 → 4)"):
+        with pytest.raises(
+            RecompileError, match=r"Linear is frozen(.|\n)*(float32\[3, 2\] → float32\[4, 2\]|shape\[0\]: 3 → 4)"
+        ):
             compiled(torch.ones(4, 2))
         compiled(torch.ones(3, 2))
 

@@ -64,12 +64,14 @@ def test_compiling_for_xla_leaves_jax_and_torch_settings_alone():
     result = run("""
         import json, torch, jax, os
         torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2))  # what torch.compile itself sets
-        before = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, torch.get_num_threads(), dict(os.environ),
-                  torch._dynamo.config.recompile_limit, torch._dynamo.config.suppress_errors)
+        def settings():
+            dynamo = torch._dynamo.config
+            return (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, torch.get_num_threads(),
+                    dict(os.environ), dynamo.recompile_limit, dynamo.suppress_errors)
+        before = settings()
         import portable as pt
         out = pt.compile(lambda x: x + 1, backend="xla")(torch.arange(3))
-        after = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, torch.get_num_threads(), dict(os.environ),
-                 torch._dynamo.config.recompile_limit, torch._dynamo.config.suppress_errors)
+        after = settings()
         print(json.dumps({"same": before == after, "out": out.tolist(), "int32": str(jax.numpy.arange(3).dtype)}))
     """)
     assert result == {"same": True, "out": [1, 2, 3], "int32": "int32"}

@@ -10,7 +10,19 @@ import portable
 from portable import backends
 
 ROOT = Path(portable.__file__).parent
-TOP_LEVEL = {"__init__", "config", "errors", "dtypes", "api", "capture", "explain", "testing", "cli", "backends", "lowering"}
+TOP_LEVEL = {
+    "__init__",
+    "config",
+    "errors",
+    "dtypes",
+    "api",
+    "capture",
+    "explain",
+    "testing",
+    "cli",
+    "backends",
+    "lowering",
+}
 
 
 def test_the_top_level_is_the_documented_one():
@@ -28,7 +40,9 @@ def test_a_backend_is_one_file_of_its_name(name):
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_print_no_assert_for_users_no_bare_except(path):
     for node in ast.walk(ast.parse(path.read_text())):
-        assert not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"), f"print at line {node.lineno}"
+        assert not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"), (
+            f"print at line {node.lineno}"
+        )
         assert not isinstance(node, ast.Assert), f"assert at line {node.lineno}"
         assert not (isinstance(node, ast.ExceptHandler) and node.type is None), f"bare except at line {node.lineno}"
 

@@ -55,7 +55,8 @@ def test_the_backend_can_be_named_in_options():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [('{"backend": "abacus"}', "unknown backend 'abacus'"), ('{"speed": 11}', "unknown options ['speed']")]
+    ("options", "message"),
+    [('{"backend": "abacus"}', "unknown backend 'abacus'"), ('{"speed": 11}', "unknown options ['speed']")],
 )
 def test_a_wrong_option_is_named(options, message):
     done = run(f"""

@@ -1,4 +1,5 @@
 """Backends by name, and which one is used: Python argument, then context manager, then PORTABLE_BACKEND, then auto."""
+
 from __future__ import annotations
 
 import contextlib
@@ -74,11 +75,13 @@ def backend_class(name: str) -> type[Backend]:
     plugin = plugins().get(name)
     if plugin is None:
         raise UnknownBackendError(
-            f"unknown backend {name!r}", remedy=f"choose one of: auto, {', '.join(names())}; `portable doctor` shows what can run here"
+            f"unknown backend {name!r}",
+            remedy=f"choose one of: auto, {', '.join(names())}; `portable doctor` shows what can run here",
         )
     if plugin.backend is None:
         raise BackendUnavailableError(
-            f"backend {name!r} of {plugin.package} does not load:\n{plugin.failure}", remedy="reinstall or remove the package"
+            f"backend {name!r} of {plugin.package} does not load:\n{plugin.failure}",
+            remedy="reinstall or remove the package",
         )
     return plugin.backend
 
@@ -117,7 +120,8 @@ def selected(explicit: str | None = None) -> str:
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[Backend]:
-    """Within it, ``pt.compile`` uses the backend ``name`` unless it is given another. Nests; applies to this thread or task.
+    """Within it, ``pt.compile`` uses the backend ``name`` unless it is given another. Nests; applies to this thread or
+    task.
 
     Raises:
         UnknownBackendError, BackendUnavailableError: at entry.

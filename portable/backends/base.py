@@ -1,4 +1,5 @@
 """The protocol of a backend: what it is called, whether it can run here and why not, and how it compiles a graph."""
+
 from __future__ import annotations
 
 import functools
@@ -37,7 +38,8 @@ class State:
 
 
 class Backend(ABC):
-    """A place to run. Subclass it in one file; another package adds one through the entry-point group `portable.backends`.
+    """A place to run. Subclass it in one file; another package adds one through the entry-point group
+    `portable.backends`.
 
     Attributes:
         name: what users write, e.g. in PORTABLE_BACKEND.
@@ -75,7 +77,9 @@ class Backend(ABC):
         """Where the tensors of a model live that this backend runs."""
 
     @abstractmethod
-    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record) -> Callable[..., Any]:
+    def compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record
+    ) -> Callable[..., Any]:
         """Compile one graph that Dynamo captured; what is returned takes and gives what ``gm`` does, and trains."""
 
     def check_input(self, tensor: torch.Tensor, name: str) -> None:
@@ -90,7 +94,10 @@ class Backend(ABC):
         elif tensor.layout is not torch.strided:
             kind, remedy = f"sparse ({tensor.layout})", "pass tensor.to_dense()"
         elif tensor.device.type == "meta":
-            kind, remedy = "on the meta device: it has no values", f"materialise it, e.g. model.to_empty(device={here!r}), and load weights"
+            kind, remedy = (
+                "on the meta device: it has no values",
+                f"materialise it, e.g. model.to_empty(device={here!r}), and load weights",
+            )
         elif tensor.device.type not in (here, "cpu"):
             kind, remedy = f"on {tensor.device}", f"move it: tensor.to({here!r})"
         else:
@@ -125,7 +132,9 @@ def installed(module: str) -> bool:
 def ask(code: str, timeout: float = 60.0) -> tuple[bool, str]:
     """Run ``code`` in a fresh process, so that no device is initialised in this one; (succeeded, its last line)."""
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, check=False
+        )
     except subprocess.TimeoutExpired:
         return False, f"no answer in {timeout:.0f} s"
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()

@@ -1,4 +1,5 @@
 """`cpu`: the host, by Inductor (`cpu`) or eager (`cpu:eager`). Always there; the reference of every comparison."""
+
 from __future__ import annotations
 
 from portable.backends.base import State

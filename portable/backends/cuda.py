@@ -1,4 +1,5 @@
 """`cuda`: NVIDIA GPUs through stock torch and Inductor."""
+
 from __future__ import annotations
 
 import torch

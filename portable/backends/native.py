@@ -1,4 +1,5 @@
 """The native path, shared by the backends whose device PyTorch itself drives: Inductor, or eager where asked."""
+
 from __future__ import annotations
 
 import functools
@@ -26,7 +27,9 @@ class NativeBackend(Backend):
     def device(self) -> torch.device:
         return torch.device(self.device_type)
 
-    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record) -> Callable[..., Any]:
+    def compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record
+    ) -> Callable[..., Any]:
         for name, x in zip(graph.arguments, example_inputs, strict=False):
             if isinstance(x, torch.Tensor):
                 self.check_input(x, name)
@@ -54,7 +57,9 @@ class NativeBackend(Backend):
                 remedy="install g++ or clang, or name backend='cpu:eager'",
             )
 
-    def _inductor(self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record) -> Callable[..., Any]:
+    def _inductor(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record
+    ) -> Callable[..., Any]:
         from torch._functorch import config as functorch_config
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -71,9 +76,10 @@ class NativeBackend(Backend):
             record.add(Compilation(graph.index, kind, graph.cause, capture_s, 0.0, time.perf_counter() - began))
             return output
 
-        # A hit in AOTAutograd's own cache would skip `inner`, and with it the record; Inductor's code cache still serves.
+        # A hit in AOTAutograd's own cache would skip `inner`, and with it the record; Inductor's code cache still
+        # serves.
         with functorch_config.patch(enable_autograd_cache=False):
-            compiled: Callable[..., Any] = compile_fx(gm, list(example_inputs), inner_compile=inner)
+            compiled: Any = compile_fx(gm, list(example_inputs), inner_compile=inner)
         return compiled
 
 

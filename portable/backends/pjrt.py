@@ -5,9 +5,11 @@ This is the only module that touches jaxlib's client. Three facts shape it:
 * The call path is short: the binding that takes a DLPack capsule costs 4 µs a tensor, the public one over 100.
 * A CPU import is zero-copy where the tensor is dense, row-major and aligned; XLA then reads torch's memory, so an
   execution has always finished when `Executable.__call__` returns.
-* A forked child cannot use its parent's client, nor compile (a thread of the parent holds the compiler's alarm): it makes
+* A forked child cannot use its parent's client, nor compile (a thread of the parent holds the compiler's alarm): it
+  makes
   a client of its own, and a fresh process compiles for it.
 """
+
 from __future__ import annotations
 
 import functools
@@ -86,7 +88,7 @@ class Client:
             except RuntimeError as failure:
                 raise BackendUnavailableError(
                     f"JAX has no usable platform {platform or '(default)'}: {failure}",
-                    remedy="install the PJRT plugin of the device, or unset JAX_PLATFORMS; `portable doctor` shows what is there",
+                    remedy="install the device's PJRT plugin, or unset JAX_PLATFORMS; `portable doctor` shows what is there",
                 ) from failure
         self.raw: Any = raw
         self.device: Any = raw.local_devices()[0]
@@ -113,7 +115,7 @@ class Client:
         return Executable(self, self.raw.compile_and_load(module, devices, self.options))
 
     def put(self, tensor: torch.Tensor) -> Any:
-        """A buffer on the device with the values of a dense CPU ``tensor``; zero-copy on the host where that is possible."""
+        """A buffer on the device with the values of a dense CPU ``tensor``; on the host without a copy if possible."""
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg().contiguous()
         if tensor.requires_grad:
@@ -188,11 +190,18 @@ class Residents:
         if kept is not None and kept.serves(tensor, self._owner.on_host):
             return kept.buffer
         buffer = self._owner.put(tensor)
-        shared = tensor.is_contiguous() and tensor.numel() and self._owner.on_host and buffer.unsafe_buffer_pointer() == tensor.data_ptr()
+        shared = (
+            tensor.is_contiguous()
+            and tensor.numel()
+            and self._owner.on_host
+            and buffer.unsafe_buffer_pointer() == tensor.data_ptr()
+        )
         if shared or not self._owner.on_host:
             entries = self._entries
             reference = weakref.ref(tensor, lambda _: entries.pop(key, None))
-            entries[key] = _Resident(reference, tensor.data_ptr(), tensor.shape, tensor.stride(), _version(tensor), buffer)
+            entries[key] = _Resident(
+                reference, tensor.data_ptr(), tensor.shape, tensor.stride(), _version(tensor), buffer
+            )
         return buffer
 
     def drop(self) -> None:

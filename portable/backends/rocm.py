@@ -1,4 +1,5 @@
 """`rocm`: AMD GPUs through stock torch (HIP behind torch.cuda) and Inductor."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """`tpu`: Google TPUs through our lowering and libtpu's PJRT client; the code is `xla`'s."""
+
 from __future__ import annotations
 
 from portable.backends.base import State, ask, installed

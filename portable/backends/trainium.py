@@ -1,4 +1,5 @@
 """`trainium`: AWS Trainium through torch-neuronx, which registers its own Dynamo backend."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,9 @@ class Trainium(NativeBackend):
             return State(False, f"no usable device: {text}", "check it with neuron-ls")
         return State(True, f"ready, {text}")
 
-    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record) -> Callable[..., Any]:
+    def compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record
+    ) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend
 
         compiled = lookup_backend("openxla")(gm, list(example_inputs))

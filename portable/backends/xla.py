@@ -1,15 +1,16 @@
 """`xla`: our ATen → StableHLO lowering on whatever PJRT platform JAX has; the CPU client is the embedded default.
 
-A captured graph becomes one executable for each concrete signature. Where Dynamo captured symbolic sizes, the ATen graph is
-kept and lowered again for each new set of sizes, without a new capture.
+A captured graph becomes one executable for each concrete signature. Where Dynamo captured symbolic sizes, the ATen
+graph is kept and lowered again for each new set of sizes, without a new capture.
 """
+
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -25,7 +26,7 @@ from portable.lowering.context import Spec
 class Xla(Backend):
     name = "xla"
     path = "stablehlo"
-    variants = ("cpu", "cuda", "rocm", "tpu", "xpu")
+    variants: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "rocm", "tpu", "xpu")
     platform = ""
 
     def __init__(self, variant: str = "") -> None:
@@ -44,7 +45,11 @@ class Xla(Backend):
         if not state.ready:
             return state
         ok, text = ask("import jax; d = jax.devices()[0]; print(f'PJRT platform {d.platform}, {d.device_kind}')")
-        return replace(state, reason=f"ready, {text}") if ok else State(False, f"JAX finds no device: {text}", "unset JAX_PLATFORMS")
+        return (
+            replace(state, reason=f"ready, {text}")
+            if ok
+            else State(False, f"JAX finds no device: {text}", "unset JAX_PLATFORMS")
+        )
 
     def require(self) -> Backend:
         super().require()
@@ -55,7 +60,9 @@ class Xla(Backend):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record) -> Callable[..., Any]:
+    def compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record
+    ) -> Callable[..., Any]:
         for name, x in zip(graph.arguments, example_inputs, strict=False):
             if isinstance(x, torch.Tensor):
                 self.check_input(x, name)
@@ -80,9 +87,12 @@ class _Program:
 
 
 class CompiledGraph:
-    """A functional ATen graph as programs, one a concrete signature. Takes its arguments as one list, which it empties."""
+    """A functional ATen graph as programs, one a concrete signature. Takes its arguments as one list, which it
+    empties."""
 
-    def __init__(self, backend: Xla, gm: fx.GraphModule, inputs: Sequence[Any], kind: str, graph: GraphRecord, record: Record) -> None:
+    def __init__(
+        self, backend: Xla, gm: fx.GraphModule, inputs: Sequence[Any], kind: str, graph: GraphRecord, record: Record
+    ) -> None:
         self._backend, self._gm, self._kind, self._graph, self._record = backend, gm, kind, graph, record
         self._boxed_call = True  # on the instance: torch copies it to its wrappers from there
         self._placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -129,7 +139,11 @@ class CompiledGraph:
             self._record.forbid_when_frozen(cause)
             began = time.perf_counter()
             old = program
-            lowered = old.lowered if old else lower_graph(self._gm, specs, platform=client.platform, backend=str(self._backend))
+            lowered = (
+                old.lowered
+                if old
+                else lower_graph(self._gm, specs, platform=client.platform, backend=str(self._backend))
+            )
             lowered_at = time.perf_counter()
             program = _Program(client, lowered)
             compiled_at = time.perf_counter()
@@ -139,7 +153,9 @@ class CompiledGraph:
             self._programs[key] = program
             self._last = key
             self._record.add(
-                Compilation(self._graph.index, self._kind, cause, capture_s, lowered_at - began, compiled_at - lowered_at)
+                Compilation(
+                    self._graph.index, self._kind, cause, capture_s, lowered_at - began, compiled_at - lowered_at
+                )
             )
             return program
 
@@ -155,7 +171,8 @@ class CompiledGraph:
 
 
 def _seed(client: pjrt.Client, random: bool) -> Any:
-    """The program's random seed: drawn from torch's generator, so that torch.manual_seed reproduces and no two calls agree."""
+    """The program's random seed: drawn from torch's generator, so that torch.manual_seed reproduces and no two calls
+    agree."""
     if not random:
         return client.no_seed
     return client.put(torch.randint(0, 2**32, (2,), dtype=torch.int64).to(torch.uint32))

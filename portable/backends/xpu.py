@@ -1,4 +1,5 @@
 """`xpu`: Intel GPUs through stock torch and Inductor."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """What a rule can ask for beside its arguments: the result's type, a random key, the precision, torch itself."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import torch
 from jax import lax
+from torch import Tensor
 
 from portable import dtypes
 
@@ -77,7 +79,7 @@ class Context:
         """Lower ``function``, written in torch, on these JAX values: it is traced to ATen ops, which are lowered."""
         return self.program.trace_and_run(function, args, kwargs)
 
-    def check(self, value: jax.Array, check: Callable[[torch.Tensor], None]) -> None:
+    def check(self, value: jax.Array, check: Callable[[Tensor], None]) -> None:
         """After each run ``check`` is called with the tensor ``value``; it raises what eager raises for bad data."""
         self.program.checks.append((value, check))
 

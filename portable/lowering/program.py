@@ -4,6 +4,7 @@ The graph is interpreted node by node on JAX tracers. Every result is checked ag
 for it. An op without a rule is decomposed by torch, one op at a time, and the outcome is cached by signature. Refusals
 are collected, so that one error names all of them.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -43,8 +44,8 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gua
 
 
 class Output(NamedTuple):
-    """Where an output of a graph comes from: "array" (index among the program's results), "argument" (the index of the argument
-    that it is) or "constant" (a number or None)."""
+    """Where an output of a graph comes from: "array" (index among the program's results), "argument" (the index of the
+    argument that it is) or "constant" (a number or None)."""
 
     kind: str
     value: Any
@@ -54,7 +55,8 @@ class Output(NamedTuple):
 class Lowered:
     """A StableHLO module and how to call it.
 
-    The module takes the tensor arguments in order, then the random seed (uint32[2]); it returns the arrays of ``outputs``.
+    The module takes the tensor arguments in order, then the random seed (uint32[2]); it returns the arrays of
+    ``outputs``.
 
     Attributes:
         module: MLIR bytecode.
@@ -84,7 +86,9 @@ class Lowered:
         return [value if kind == "constant" else sources[kind][value] for kind, value in self.outputs]
 
 
-def lower_graph(gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | None], *, platform: str, backend: str) -> Lowered:
+def lower_graph(
+    gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | None], *, platform: str, backend: str
+) -> Lowered:
     """Lower ``gm`` for arguments of these types; numbers are constants of the program.
 
     Raises:
@@ -125,7 +129,8 @@ def lower_graph(gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | N
 
 
 def _returned_arguments(gm: fx.GraphModule) -> dict[int, int]:
-    """{position of an output: position of the argument that it is}, e.g. a weight that the backward pass wants: no copy of it."""
+    """{position of an output: position of the argument that it is}, e.g. a weight that the backward pass wants: no copy
+    of it."""
     position = {n: i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
     outputs = pytree.tree_leaves(next(iter(reversed(gm.graph.nodes))).args[0])
     return {i: position[n] for i, n in enumerate(outputs) if n in position}
@@ -169,7 +174,9 @@ class Program:
             return None
         state = self.draw.start if self.draw.index == 0 else self.states.get(self.draw)
         if state is None:
-            raise Refused("how much was drawn before, from a generator that the function itself has seeded, depends on data")
+            raise Refused(
+                "how much was drawn before, from a generator that the function itself has seeded, depends on data"
+            )
         generator = generator_at(state)
         value = draw(generator)
         if counted:
@@ -197,9 +204,9 @@ class Program:
         raise LoweringError("graph", "has no output")
 
     def _node(self, node: fx.Node, env: dict[fx.Node, Any], symbols: dict[Any, int]) -> Any:
-        args = fx.node.map_arg(node.args, env.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, env.__getitem__)
-        op = node.target
+        args: Any = fx.node.map_arg(node.args, env.__getitem__)
+        kwargs: Any = fx.node.map_arg(node.kwargs, env.__getitem__)
+        op: Any = node.target
         if op is operator.getitem:
             return args[0][args[1]]
         val = node.meta.get("val")
@@ -221,10 +228,16 @@ class Program:
             value = self.call(inner, args[2:], kwargs, result)
             return (args[0], *value) if isinstance(value, tuple) else (args[0], value)
         if isinstance(op, HigherOrderOperator):
-            return self._refuse(str(op), "higher-order operators are not lowered yet", pytree.tree_map(functools.partial(_spec, symbols), val))
+            return self._refuse(
+                str(op),
+                "higher-order operators are not lowered yet",
+                pytree.tree_map(functools.partial(_spec, symbols), val),
+            )
         return _arithmetic(op, args, kwargs)
 
-    def call(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any, strides: tuple = ()) -> Any:
+    def call(
+        self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any, strides: tuple = ()
+    ) -> Any:
         """Apply ``op`` to JAX values: by its rule, else by torch's decomposition."""
         rule = registry.rule_for(op)
         if self._depth == 0:
@@ -261,10 +274,14 @@ class Program:
     def _checked(self, op: OpOverload, value: Any, result: Any) -> Any:
         if isinstance(result, Spec):
             if not isinstance(value, jax.Array) or value.shape != result.shape or value.dtype != result.jax_dtype:
-                raise LoweringError(str(op), f"gave {_described(value)}, torch gives {_described(result)}", where=self._where)
+                raise LoweringError(
+                    str(op), f"gave {_described(value)}, torch gives {_described(result)}", where=self._where
+                )
         elif isinstance(result, (tuple, list)):
             if not isinstance(value, (tuple, list)) or len(value) != len(result):
-                raise LoweringError(str(op), f"gave {_described(value)}, torch gives {len(result)} results", where=self._where)
+                raise LoweringError(
+                    str(op), f"gave {_described(value)}, torch gives {len(result)} results", where=self._where
+                )
             for v, r in zip(value, result, strict=True):
                 self._checked(op, v, r)
         return value
@@ -304,7 +321,9 @@ class _Constant:
 
 
 @functools.lru_cache(maxsize=4096)
-def _traced(function: Callable[..., Any], signature: tuple[Spec | _Constant, ...], tree: Any) -> tuple[fx.GraphModule, Any]:
+def _traced(
+    function: Callable[..., Any], signature: tuple[Spec | _Constant, ...], tree: Any
+) -> tuple[fx.GraphModule, Any]:
     from portable.capture import trace_decomposition
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -360,7 +379,7 @@ def _bind(symbols: dict[Any, int], val: Any, value: Any) -> None:
     if isinstance(val, torch.SymInt):
         pairs = [(val, value)]
     elif isinstance(val, torch.Tensor) and isinstance(value, jax.Array):
-        pairs = list(zip(val.shape, value.shape, strict=True))
+        pairs = [(val.shape[d], n) for d, n in enumerate(value.shape)]
     else:
         return
     for symbolic, number in pairs:

@@ -78,7 +78,11 @@ FORKED = """
 
 def test_a_forked_child_runs_and_compiles():
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED)], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

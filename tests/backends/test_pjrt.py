@@ -85,7 +85,11 @@ WRITES = {
 @pytest.mark.parametrize("write", WRITES)
 def test_a_parameter_that_was_written_to_is_seen(write, layout):
     base = torch.randn(65)
-    weight = {"contiguous": base[:64].reshape(8, 8).clone(), "transposed": base[:64].reshape(8, 8).t(), "unaligned": base[1:].reshape(8, 8)}
+    weight = {
+        "contiguous": base[:64].reshape(8, 8).clone(),
+        "transposed": base[:64].reshape(8, 8).t(),
+        "unaligned": base[1:].reshape(8, 8),
+    }
     module = torch.nn.Linear(8, 8, bias=False)
     module.weight = torch.nn.Parameter(weight[layout])
     module.weight.grad = torch.ones(8, 8)

@@ -111,7 +111,9 @@ def _broken():
 
 
 def test_a_broken_plugin_keeps_its_traceback_and_raises_only_when_named(monkeypatch):
-    monkeypatch.setattr(backends.importlib.metadata, "entry_points", lambda group: [_Entry("acme", _broken), _Entry("cpu", _broken)])
+    monkeypatch.setattr(
+        backends.importlib.metadata, "entry_points", lambda group: [_Entry("acme", _broken), _Entry("cpu", _broken)]
+    )
     backends.plugins.cache_clear()
     try:
         assert "acme" in backends.names()

@@ -88,7 +88,7 @@ class Client:
             except RuntimeError as failure:
                 raise BackendUnavailableError(
                     f"JAX has no usable platform {platform or '(default)'}: {failure}",
-                    remedy="install the device's PJRT plugin, or unset JAX_PLATFORMS; `portable doctor` shows what is there",
+                    remedy="install the device's PJRT plugin or unset JAX_PLATFORMS; see `portable doctor`",
                 ) from failure
         self.raw: Any = raw
         self.device: Any = raw.local_devices()[0]

@@ -209,7 +209,7 @@ class Program:
         op: Any = node.target
         if op is operator.getitem:
             return args[0][args[1]]
-        val = node.meta.get("val")
+        val: Any = node.meta.get("val")
         if self._depth == 0:
             self._where = location(node)
             self.draw, self._uses_of_node = node.meta.get("draw"), 0
@@ -376,6 +376,7 @@ def concrete(n: Any, symbols: dict[Any, int]) -> int:
 
 
 def _bind(symbols: dict[Any, int], val: Any, value: Any) -> None:
+    pairs: list[tuple[Any, int]]
     if isinstance(val, torch.SymInt):
         pairs = [(val, value)]
     elif isinstance(val, torch.Tensor) and isinstance(value, jax.Array):

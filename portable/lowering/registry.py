@@ -160,8 +160,8 @@ def apply_elementwise(
     **kwargs: Any,
 ) -> Any:
     """Apply ``formula`` as the decorator `elementwise` does: for a rule that chooses its formula by its arguments."""
-    positions = range(len(args)) if operands is None else operands
-    positions = [i for i in positions if i < len(args) and isinstance(args[i], (jax.Array, Number, TracedScalar))]
+    candidates = range(len(args)) if operands is None else operands
+    positions = [i for i in candidates if i < len(args) and isinstance(args[i], (jax.Array, Number, TracedScalar))]
     values = list(args)
     converted, result = promoted(kind, ctx.result.shape, *(args[i] for i in positions))
     for i, value in zip(positions, converted, strict=True):

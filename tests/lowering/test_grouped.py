@@ -39,7 +39,9 @@ def test_grouped_mm_matches_eager(dtype):
     torch.manual_seed(0)
     x, weight = torch.randn(6, 8, dtype=dtype), torch.randn(3, 8, 16, dtype=dtype)
     offs = torch.tensor([2, 2, 6], dtype=torch.int32)
-    torch.testing.assert_close(lowered(torch._grouped_mm, x, weight, offs=offs), torch._grouped_mm(x, weight, offs=offs))
+    torch.testing.assert_close(
+        lowered(torch._grouped_mm, x, weight, offs=offs), torch._grouped_mm(x, weight, offs=offs)
+    )
 
 
 def test_nan_stays_in_its_group():

@@ -27,7 +27,9 @@ def scratch_op():
 
 def test_a_second_rule_for_an_overload_is_refused_and_names_both_places():
     registry.load()
-    with pytest.raises(RegistrationError, match=r"aten.add.Tensor has a lowering already, at .*elementwise.*test_registry"):
+    with pytest.raises(
+        RegistrationError, match=r"aten.add.Tensor has a lowering already, at .*elementwise.*test_registry"
+    ):
         elementwise(aten.add.Tensor)(lambda x, y: x)
 
 

@@ -2,7 +2,8 @@
 
 While it traces, torch replaces some ops by Python code before anyone sees them (``OpOverload.py_impl``). For these that code
 differs from the CPU kernels: it gives other values, or loses dropout. Within ``kept_whole()`` the kernels' own autograd
-formulas are traced instead, and the ops have rules of their own.
+formulas are traced instead, and the ops have rules of their own. Kernels that branch on data are replaced meanwhile
+(`branchless`).
 """
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
+
+from portable.lowering.branchless import REPLACED
 
 aten = torch.ops.aten
 
@@ -46,7 +49,7 @@ def _ops() -> tuple[OpOverload, ...]:
 
 @contextlib.contextmanager
 def kept_whole() -> Iterator[None]:
-    """Within it torch does not decompose these ops while tracing. Reentrant; counted over threads."""
+    """Within it torch traces these ops whole, and the replacements. Reentrant; counted over threads."""
     global _inside
     with _lock:
         _inside += 1
@@ -54,12 +57,18 @@ def kept_whole() -> Iterator[None]:
             for op in _ops():
                 _removed[op] = {key: op.py_kernels.pop(key) for key in _KEYS if key in op.py_kernels}
                 op._dispatch_cache.clear()
+            for (op, key), function in REPLACED.items():
+                _removed[op] = {key: op.py_kernels[key]} if key in op.py_kernels else {}
+                op.py_kernels[key] = function
+                op._dispatch_cache.clear()
     try:
         yield
     finally:
         with _lock:
             _inside -= 1
             if _inside == 0:
+                for op, key in REPLACED:
+                    del op.py_kernels[key]
                 for op, kernels in _removed.items():
                     op.py_kernels.update(kernels)
                     op._dispatch_cache.clear()

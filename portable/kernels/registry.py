@@ -1,0 +1,224 @@
+"""The registry of kernels: what implements which op, for which backends, dtypes and arguments.
+
+A kernel is a *candidate*. Registering one changes nothing: it is used where the gate has measured that the portable path
+misses its objective, and that the kernel is correct and meets it (portable/slo/gate.py), or where PORTABLE_KERNELS names it.
+
+Kernels come from three places: the decorator `register_kernel`, the files ``portable/kernels/<op>/<provider>.py``, and the
+entry-point group ``portable.kernels`` of other packages (a module that registers). The last two are imported when kernels
+of a backend are first asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import pkgutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from portable.errors import RegistrationError
+
+ABI = Literal["torch", "jax"]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of one op.
+
+    Attributes:
+        op: a portable op's name ("rms_norm") or an overload's ("aten.cumsum.default").
+        provider: who made it.
+        backends: the backends it is for, without variants.
+        dtypes: of its first tensor argument; None means all.
+        accepts: predicate over the op's own arguments, tensors given as objects with shape, dtype and ndim; None means all.
+        abi: "torch", a function of torch tensors; or "jax", a function of JAX values, which becomes part of the program.
+        differentiable: its gradients are its own; otherwise the reference's are used.
+        implementation: the function, with the op's exact signature (a "jax" kernel may take the lowering's ``ctx`` first).
+        digest: SHA-256 of its source: a kernel that changed has no evidence.
+    """
+
+    op: str
+    provider: str
+    backends: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...] | None
+    accepts: Callable[..., Any] | None
+    abi: ABI
+    differentiable: bool
+    implementation: Callable[..., Any]
+    digest: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}/{self.provider}"
+
+    @functools.cached_property
+    def takes_context(self) -> bool:
+        return next(iter(inspect.signature(self.implementation).parameters), "") == "ctx"
+
+    def why_not(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+        """Why the kernel does not take these arguments; '' if it does. A predicate that raises or is no bool refuses."""
+        first = next((a for a in args if hasattr(a, "dtype") and hasattr(a, "shape")), None)
+        if self.dtypes is not None and first is not None and first.dtype not in self.dtypes:
+            return f"not for {first.dtype}"
+        if self.accepts is None:
+            return ""
+        try:
+            answer = self.accepts(*args, **kwargs)
+        except Exception as failure:  # a predicate of another author's may fail in any way; the kernel is then not used
+            return f"its predicate failed: {type(failure).__name__}: {failure}"
+        if not isinstance(answer, bool):
+            return f"its predicate gave {type(answer).__name__}, not a bool"
+        return "" if answer else "its predicate refuses these arguments"
+
+
+KERNELS: dict[tuple[str, str], Kernel] = {}
+_lock = threading.RLock()
+
+
+def register_kernel(
+    op: str,
+    *,
+    provider: str,
+    backends: Sequence[str],
+    dtypes: Sequence[torch.dtype] | None = None,
+    accepts: Callable[..., Any] | None = None,
+    abi: ABI = "torch",
+    differentiable: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: register a function as a kernel of ``op``.
+
+    Args:
+        op: a portable op's name or an ATen overload's full name, e.g. "aten.cumsum.default".
+        provider: a name of your own; ``(op, provider)`` is unique.
+        backends, dtypes, accepts, abi, differentiable: see `Kernel`.
+
+    Raises:
+        RegistrationError: no such op, a packet of overloads, a duplicate, an unknown abi, or another signature than the op's.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        _check_declaration(op, provider, backends, abi)
+        _check_signature(op, function)
+        kernel = Kernel(
+            op, provider, tuple(backends), tuple(dtypes) if dtypes is not None else None, accepts, abi, differentiable,
+            function, _digest(function),
+        )  # fmt: skip
+        with _lock:
+            if (op, provider) in KERNELS:
+                raise RegistrationError(
+                    f"kernel {kernel.name} is registered already", remedy="choose another provider name, or remove one"
+                )
+            KERNELS[op, provider] = kernel
+        return function
+
+    return decorate
+
+
+def kernels_for(op: str, backend: str) -> list[Kernel]:
+    """The kernels of ``op`` for ``backend`` (a variant counts as its backend), in order of registration."""
+    load()
+    base = backend.partition(":")[0]
+    return [k for k in KERNELS.values() if k.op == op and base in k.backends]
+
+
+def ops_with_kernels(backend: str) -> frozenset[str]:
+    """The ops that have a kernel for ``backend``."""
+    load()
+    base = backend.partition(":")[0]
+    return frozenset(k.op for k in KERNELS.values() if base in k.backends)
+
+
+_LOADED = threading.Event()
+
+
+def load() -> None:
+    """Import the kernels of this package and of other packages, once."""
+    if _LOADED.is_set():
+        return
+    with _lock:
+        if _LOADED.is_set():
+            return
+        package = importlib.import_module("portable.kernels")
+        for module in pkgutil.walk_packages(package.__path__, "portable.kernels."):
+            if module.name.count(".") > 2:
+                importlib.import_module(module.name)
+        for entry in importlib.metadata.entry_points(group="portable.kernels"):
+            entry.load()
+        _LOADED.set()
+
+
+def overload_named(name: str) -> OpOverload | None:
+    """The overload ``aten.add.Tensor``, or None if torch has none by this name."""
+    parts = name.split(".")
+    if len(parts) != 3:
+        return None
+    found: Any = torch.ops
+    for part in parts:
+        found = getattr(found, part, None)
+        if found is None:
+            return None
+    return found if isinstance(found, OpOverload) else None
+
+
+def _check_declaration(op: str, provider: str, backends: Sequence[str], abi: str) -> None:
+    if not provider or not provider.isidentifier():
+        raise RegistrationError(f"provider {provider!r} is not a name", remedy="use letters, digits and underscores")
+    if provider in ("portable", "auto", "off"):
+        raise RegistrationError(f"provider {provider!r} is reserved", remedy="choose a name of your own")
+    if isinstance(backends, str) or not backends:
+        raise RegistrationError("backends= is a non-empty sequence of names", remedy='e.g. backends=("xla",)')
+    if abi not in ("torch", "jax"):
+        raise RegistrationError(f"unknown abi {abi!r}", remedy='"torch" or "jax"')
+    if "." in op and overload_named(op) is None:
+        namespace, _, packet = op.partition(".")
+        found = getattr(getattr(torch.ops, namespace, None), packet.partition(".")[0], None)
+        if isinstance(found, OpOverloadPacket):
+            names = ", ".join(f"{namespace}.{packet.partition('.')[0]}.{o}" for o in found.overloads()[:4])
+            raise RegistrationError(f"{op} is not one overload", remedy=f"name one: {names}")
+        raise RegistrationError(f"torch has no operator {op}", remedy="name an overload, e.g. aten.cumsum.default")
+
+
+def _check_signature(op: str, function: Callable[..., Any]) -> None:
+    """A kernel's parameters are the op's, in name and order."""
+    given = [p for p in inspect.signature(function).parameters.values() if p.name != "ctx"]
+    if any(p.kind is p.VAR_POSITIONAL for p in given):
+        return  # takes whatever the op takes
+    wanted = parameters_of(op)
+    names = [p.name for p in given if p.kind is not p.VAR_KEYWORD]
+    if names != wanted:
+        raise RegistrationError(
+            f"the kernel of {op} takes ({', '.join(names)}), the op takes ({', '.join(wanted)})",
+            remedy="give it the op's exact signature",
+        )
+
+
+def parameters_of(op: str) -> list[str]:
+    """The names of the op's parameters, in order.
+
+    Raises:
+        RegistrationError: there is no such op.
+    """
+    overload = overload_named(op)
+    if overload is not None:
+        return [a.name for a in overload._schema.arguments]
+    from portable import ops
+
+    if op not in dir(ops):
+        raise RegistrationError(f"there is no portable op {op!r}", remedy="name a file of portable/ops, or an ATen overload")
+    return list(inspect.signature(getattr(ops, op).reference).parameters)
+
+
+def _digest(function: Callable[..., Any]) -> str:
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        source = repr(getattr(getattr(function, "__code__", None), "co_code", function))
+    return hashlib.sha256(source.encode()).hexdigest()

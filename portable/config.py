@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from portable.errors import ConfigError
@@ -40,6 +41,12 @@ def _level(raw: str) -> int:
     return value
 
 
+def _kernels(raw: str) -> Any:
+    from portable.kernels.select import Policy
+
+    return Policy.parse(raw)
+
+
 @dataclass(frozen=True)
 class Variable:
     """One environment variable: its name, the type it is shown with, its default, its meaning and its parser."""
@@ -63,6 +70,20 @@ VARIABLES: dict[str, Variable] = {
             "warn",
             "What to do with an op that has no lowering where the host can run it.",
             _choice(*FALLBACK_MODES),
+        ),
+        Variable(
+            "PORTABLE_KERNELS",
+            "auto | off | provider | op=provider,…",
+            "auto",
+            "Which kernels run: those the ledger has decided for, none, or those named.",
+            _kernels,
+        ),
+        Variable(
+            "PORTABLE_CACHE_DIR",
+            "folder",
+            "~/.cache/portable",
+            "Where native code that was built here is kept.",
+            lambda raw: Path(raw).expanduser(),
         ),
         Variable("PORTABLE_LOG", "log level", "warning", "Level of the `portable` logger.", _level),
     )

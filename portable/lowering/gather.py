@@ -32,6 +32,11 @@ def wrapped(index: jax.Array, size: int) -> jax.Array:
     return lax.select(lax.lt(index, lax.full_like(index, 0)), lax.add(index, lax.full_like(index, size)), index)
 
 
+def with_masks(indices: Sequence[jax.Array | None]) -> list[jax.Array | None]:
+    """The indices with those of type uint8 as the masks that torch takes them for."""
+    return [cast(i, torch.bool) if i is not None and i.dtype == np.uint8 else i for i in indices]
+
+
 def coordinates(ctx: Context, shape: Sequence[int], indices: Sequence[jax.Array | None]) -> tuple[jax.Array, list[int]]:
     """The indices of advanced indexing as one array (*broadcast shape, indexed dims), and the dims that they index."""
     dims = [d for d, index in enumerate(indices) if index is not None]
@@ -81,6 +86,7 @@ def _positions(ctx: Context, indices: Sequence[jax.Array | None]) -> list[jax.Ar
 
 @lower(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(ctx: Context, x: jax.Array, indices: Sequence[jax.Array | None]) -> jax.Array:
+    indices = with_masks(indices)
     if all(i is None for i in indices):
         return x
     if any(i is not None and i.dtype == np.bool_ for i in indices):

@@ -18,7 +18,7 @@ from jax import lax
 
 from portable.dtypes import to_torch
 from portable.lowering.context import Context
-from portable.lowering.gather import clamped, coordinates, index_select, placement, wrapped
+from portable.lowering.gather import clamped, coordinates, index_select, placement, with_masks, wrapped
 from portable.lowering.registry import broadcast, cast, lower
 
 aten = torch.ops.aten
@@ -47,6 +47,7 @@ def accumulated(
 def index_put(
     ctx: Context, x: jax.Array, indices: Sequence[jax.Array | None], values: jax.Array, accumulate: bool = False
 ) -> jax.Array:
+    indices = with_masks(indices)
     given = [d for d, i in enumerate(indices) if i is not None]
     if x.size == 0 or values.size == 0:
         return x

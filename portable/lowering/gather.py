@@ -132,19 +132,6 @@ def index_select(ctx: Context, x: jax.Array, dim: int, index: jax.Array) -> jax.
     return take(x, lax.reshape(index, (index.size,)), dim)
 
 
-@lower(aten.embedding.default)
-def embedding(ctx: Context, weight: jax.Array, indices: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    if weight.shape[0] == 0 and indices.size:
-        ctx.refuse("an index into an empty dimension is out of range")
-    if 0 in ctx.result.shape:
-        return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
-    last = tuple(range(indices.ndim, indices.ndim + weight.ndim - 1))
-    numbers = lax.GatherDimensionNumbers(offset_dims=last, collapsed_slice_dims=(0,), start_index_map=(0,))
-    return lax.gather(
-        weight, lax.expand_dims(indices, (indices.ndim,)), numbers, (1, *weight.shape[1:]), mode=IN_BOUNDS
-    )
-
-
 @lower(aten.gather.default)
 def gather(ctx: Context, x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
     if x.ndim == 0 or index.ndim == 0:

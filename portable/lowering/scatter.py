@@ -342,46 +342,6 @@ def masked_scatter_backward(ctx: Context, grad: jax.Array, mask: jax.Array, size
     return lax.reshape(flat, ctx.result.shape)
 
 
-@lower(aten.embedding_dense_backward.default)
-def embedding_dense_backward(
-    ctx: Context, grad: jax.Array, indices: jax.Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
-) -> jax.Array:
-    """The rows of ``grad`` summed by index, those of ``padding_idx`` left out, optionally divided by their number."""
-    shape = ctx.result.shape
-    if grad.size == 0 or indices.size == 0:
-        return jnp.zeros(shape, ctx.result.jax_dtype)
-    index = lax.reshape(indices, (indices.size,))
-    (grad,) = widened(lax.reshape(grad, (index.size, *shape[1:])))
-    if padding_idx >= 0:
-        index = lax.select(lax.eq(index, lax.full_like(index, padding_idx)), lax.full_like(index, num_weights), index)
-    total = rows(lax.scatter_add, jnp.zeros(shape, grad.dtype), 0, index, grad)
-    if scale_grad_by_freq:
-        count = rows(
-            lax.scatter_add, jnp.zeros((num_weights,), grad.dtype), 0, index, jnp.ones(index.shape, grad.dtype)
-        )
-        count = lax.max(count, lax.full_like(count, 1))
-        total = lax.div(total, lax.broadcast_in_dim(count, shape, (0,)))
-    return cast(total, ctx.result.dtype)
-
-
-@lower(aten.embedding_renorm.default)
-def embedding_renorm(
-    ctx: Context, weight: jax.Array, indices: jax.Array, max_norm: float, norm_type: float
-) -> jax.Array:
-    """Rows that occur in ``indices`` and whose norm exceeds ``max_norm`` are scaled by max_norm / (norm + 1e-7)."""
-    if indices.size == 0:
-        return weight
-    index = lax.reshape(indices, (indices.size,))
-    hit = rows(lax.scatter_max, jnp.zeros((weight.shape[0],), np.int32), 0, index, jnp.ones(index.shape, np.int32))
-
-    def scale(w: torch.Tensor, touched: torch.Tensor) -> torch.Tensor:
-        norm = torch.linalg.vector_norm(w, norm_type, dim=1, keepdim=True)
-        over = (norm > max_norm) & (touched > 0).unsqueeze(1)
-        return torch.where(over, w * (max_norm / (norm + 1e-7)), w)
-
-    return ctx.torch(scale, weight, hit)
-
-
 @lower(aten.value_selecting_reduction_backward.default)
 def value_selecting_reduction_backward(
     ctx: Context, grad: jax.Array, dim: int, indices: jax.Array, sizes: Sequence[int], keepdim: bool

@@ -51,7 +51,8 @@ def lstsq(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The solution of least norm among those of least squares.
 
-    Singular values up to ``rcond`` times the largest count as zero. The drivers gelss and gelsd return residuals only where every matrix has full rank: a shape that depends on data.
+    Singular values up to ``rcond`` times the largest count as zero. The drivers gelss and gelsd return residuals only
+    where every matrix has full rank: a shape that depends on data.
     """
     driver = driver or "gelsy"
     m, n = self.shape[-2:]

@@ -32,6 +32,11 @@ def wrapped(index: jax.Array, size: int) -> jax.Array:
     return lax.select(lax.lt(index, lax.full_like(index, 0)), lax.add(index, lax.full_like(index, size)), index)
 
 
+def with_masks(indices: Sequence[jax.Array | None]) -> list[jax.Array | None]:
+    """The indices with those of type uint8 as the masks that torch takes them for."""
+    return [cast(i, torch.bool) if i is not None and i.dtype == np.uint8 else i for i in indices]
+
+
 def coordinates(ctx: Context, shape: Sequence[int], indices: Sequence[jax.Array | None]) -> tuple[jax.Array, list[int]]:
     """The indices of advanced indexing as one array (*broadcast shape, indexed dims), and the dims that they index."""
     dims = [d for d, index in enumerate(indices) if index is not None]
@@ -81,6 +86,7 @@ def _positions(ctx: Context, indices: Sequence[jax.Array | None]) -> list[jax.Ar
 
 @lower(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(ctx: Context, x: jax.Array, indices: Sequence[jax.Array | None]) -> jax.Array:
+    indices = with_masks(indices)
     if all(i is None for i in indices):
         return x
     if any(i is not None and i.dtype == np.bool_ for i in indices):
@@ -124,19 +130,6 @@ def index_select(ctx: Context, x: jax.Array, dim: int, index: jax.Array) -> jax.
     if x.shape[dim] == 0 and index.size:
         ctx.refuse("an index into an empty dimension is out of range")
     return take(x, lax.reshape(index, (index.size,)), dim)
-
-
-@lower(aten.embedding.default)
-def embedding(ctx: Context, weight: jax.Array, indices: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    if weight.shape[0] == 0 and indices.size:
-        ctx.refuse("an index into an empty dimension is out of range")
-    if 0 in ctx.result.shape:
-        return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
-    last = tuple(range(indices.ndim, indices.ndim + weight.ndim - 1))
-    numbers = lax.GatherDimensionNumbers(offset_dims=last, collapsed_slice_dims=(0,), start_index_map=(0,))
-    return lax.gather(
-        weight, lax.expand_dims(indices, (indices.ndim,)), numbers, (1, *weight.shape[1:]), mode=IN_BOUNDS
-    )
 
 
 @lower(aten.gather.default)

@@ -28,7 +28,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 LARGEST_CONSTANT = 1 << 24  # elements; what the function seeds itself is drawn into the program
 
 
-def _key(ctx: Context, generator: Any = None) -> jax.Array:
+def key_of(ctx: Context, generator: Any = None) -> jax.Array:
     if generator is not None:
         ctx.refuse("an explicit torch.Generator is not part of the program; use torch.manual_seed")
     return ctx.key()
@@ -76,7 +76,7 @@ def _wide(dtype: torch.dtype) -> np.dtype:
 
 def _uniform(ctx: Context, spec: Spec, generator: Any = None) -> jax.Array:
     """In [0, 1), in the type to draw in."""
-    return jax.random.uniform(_key(ctx, generator), spec.shape, _wide(spec.dtype))
+    return jax.random.uniform(key_of(ctx, generator), spec.shape, _wide(spec.dtype))
 
 
 def _positive_uniform(ctx: Context, spec: Spec, generator: Any = None) -> jax.Array:
@@ -87,7 +87,7 @@ def _positive_uniform(ctx: Context, spec: Spec, generator: Any = None) -> jax.Ar
 
 def _normal(ctx: Context, spec: Spec, generator: Any = None) -> jax.Array:
     kind = spec.jax_dtype if spec.dtype.is_complex else _wide(spec.dtype)
-    return jax.random.normal(_key(ctx, generator), spec.shape, kind)
+    return jax.random.normal(key_of(ctx, generator), spec.shape, kind)
 
 
 def _constant(like: jax.Array, value: Any) -> jax.Array:
@@ -103,7 +103,7 @@ def rand(ctx: Context, *_: Any, generator: Any = None, **__: Any) -> jax.Array:
     if spec.dtype.is_complex:
         parts = Spec(spec.shape, torch.float64 if spec.dtype == torch.complex128 else torch.float32)
         return lax.complex(_uniform(ctx, parts, generator), _uniform(ctx, parts, generator))
-    return jax.random.uniform(_key(ctx, generator), spec.shape, spec.jax_dtype)
+    return jax.random.uniform(key_of(ctx, generator), spec.shape, spec.jax_dtype)
 
 
 @lower(aten.rand_like.default, aten.rand_like.generator)
@@ -289,92 +289,6 @@ def _seeded_slopes(ctx: Context, positive: jax.Array, lower: float, upper: float
     return lax.reshape(take(u, order, 0), positive.shape)
 
 
-def _integers(ctx: Context, spec: Spec, low: int, count: int, generator: Any = None) -> jax.Array:
-    """Uniform in low, …, low + count - 1, from 64 bits, so that the bias of the remainder is below count / 2**64."""
-    known = seeded(ctx, spec, lambda out, g: out.random_(low, low + count, generator=g), generator)
-    if known is not None:
-        return known
-    bits = jax.random.bits(_key(ctx, generator), spec.shape, np.uint64)
-    if count < 1 << 64:
-        bits = lax.rem(bits, lax.full_like(bits, count))
-    value = lax.bitcast_convert_type(bits, np.int64)
-    value = lax.add(value, lax.full_like(value, low)) if low else value
-    if spec.dtype is torch.uint64:
-        return lax.bitcast_convert_type(value, np.uint64)
-    return cast(value, spec.dtype)
-
-
-def _whole(ctx: Context, *numbers: Any) -> tuple[int, ...]:
-    if any(isinstance(n, (TracedScalar, jax.Array)) for n in numbers):
-        ctx.refuse("the range depends on the data")
-    return tuple(int(n) for n in numbers)
-
-
-@lower(aten.randint.default, aten.randint.generator)
-def randint(ctx: Context, high: int, *_: Any, generator: Any = None, **__: Any) -> jax.Array:
-    (high,) = _whole(ctx, high)
-    return _integers(ctx, ctx.result, 0, high, generator)
-
-
-@lower(aten.randint.low, aten.randint.low_generator)
-def randint_low(ctx: Context, low: int, high: int, *_: Any, generator: Any = None, **__: Any) -> jax.Array:
-    low, high = _whole(ctx, low, high)
-    return _integers(ctx, ctx.result, low, high - low, generator)
-
-
-@lower(aten.randint_like.default, aten.randint_like.generator)
-def randint_like(ctx: Context, _: jax.Array, high: int, *, generator: Any = None, **__: Any) -> jax.Array:
-    return randint(ctx, high, generator=generator)
-
-
-@lower(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype)
-def randint_like_low(ctx: Context, _: jax.Array, low: int, high: int, *, generator: Any = None, **__: Any) -> jax.Array:
-    return randint_low(ctx, low, high, generator=generator)
-
-
-@lower(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
-def randint_like_tensor(ctx: Context, _: jax.Array, high: jax.Array, *, generator: Any = None, **__: Any) -> jax.Array:
-    bits = jax.random.bits(_key(ctx, generator), ctx.result.shape, np.uint64)  # `key` refuses where it is seeded
-    below = broadcast(lax.convert_element_type(high, np.uint64), ctx.result.shape)
-    return cast(lax.bitcast_convert_type(lax.rem(bits, below), np.int64), ctx.result.dtype)
-
-
-def _largest(dtype: torch.dtype) -> int:
-    """The largest of the consecutive whole numbers that ``random_`` draws from: the type represents each exactly."""
-    if dtype is torch.bool:
-        return 1
-    if dtype.is_floating_point:
-        return 1 << {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[dtype]
-    return torch.iinfo(dtype).max
-
-
-@lower(aten.random.default)
-def random(ctx: Context, x: jax.Array, *, generator: Any = None) -> jax.Array:
-    known = seeded(ctx, ctx.result, lambda out, g: out.random_(generator=g), generator)
-    if known is not None:
-        return known
-    return _integers(ctx, ctx.result, 0, _largest(ctx.result.dtype) + 1, generator)
-
-
-@lower(aten.random.to)
-def random_to(ctx: Context, x: jax.Array, high: int, *, generator: Any = None) -> jax.Array:
-    return _integers(ctx, ctx.result, 0, *_whole(ctx, high), generator)
-
-
-@lower(getattr(aten.random, "from"))
-def random_from(ctx: Context, x: jax.Array, low: int, high: int | None, *, generator: Any = None) -> jax.Array:
-    low, high = _whole(ctx, low, _largest(ctx.result.dtype) + 1 if high is None else high)
-    return _integers(ctx, ctx.result, low, high - low, generator)
-
-
-@lower(aten.randperm.default, aten.randperm.generator)
-def randperm(ctx: Context, n: int, *, generator: Any = None, **_: Any) -> jax.Array:
-    known = seeded(ctx, ctx.result, lambda out, g: torch.randperm(n, generator=g, out=out), generator)
-    if known is not None:
-        return known
-    return cast(jax.random.permutation(_key(ctx, generator), n), ctx.result.dtype)
-
-
 @lower(aten.multinomial.default)
 def multinomial(
     ctx: Context, weights: jax.Array, num_samples: int, replacement: bool = False, *, generator: Any = None
@@ -408,23 +322,23 @@ def _inverted(weights: jax.Array, u: jax.Array) -> jax.Array:
 @lower(aten.poisson.default)
 def poisson(ctx: Context, rate: jax.Array, generator: Any = None) -> jax.Array:
     wide = lax.convert_element_type(rate, _wide(ctx.result.dtype))
-    return cast(jax.random.poisson(_key(ctx, generator), wide, dtype=np.int64), ctx.result.dtype)
+    return cast(jax.random.poisson(key_of(ctx, generator), wide, dtype=np.int64), ctx.result.dtype)
 
 
 @lower(aten.binomial.default)
 def binomial(ctx: Context, count: jax.Array, prob: jax.Array, generator: Any = None) -> jax.Array:
     kind = _wide(ctx.result.dtype)
     count, prob = (lax.convert_element_type(v, kind) for v in (count, prob))
-    return cast(jax.random.binomial(_key(ctx, generator), count, prob, dtype=kind), ctx.result.dtype)
+    return cast(jax.random.binomial(key_of(ctx, generator), count, prob, dtype=kind), ctx.result.dtype)
 
 
 @lower(aten._standard_gamma.default)
 def standard_gamma(ctx: Context, alpha: jax.Array, generator: Any = None) -> jax.Array:
     wide = lax.convert_element_type(alpha, _wide(ctx.result.dtype))
-    return cast(jax.random.gamma(_key(ctx, generator), wide), ctx.result.dtype)
+    return cast(jax.random.gamma(key_of(ctx, generator), wide), ctx.result.dtype)
 
 
 @lower(aten._sample_dirichlet.default)
 def sample_dirichlet(ctx: Context, alpha: jax.Array, generator: Any = None) -> jax.Array:
     wide = lax.convert_element_type(alpha, _wide(ctx.result.dtype))
-    return cast(jax.random.dirichlet(_key(ctx, generator), wide, dtype=wide.dtype), ctx.result.dtype)
+    return cast(jax.random.dirichlet(key_of(ctx, generator), wide, dtype=wide.dtype), ctx.result.dtype)

@@ -18,7 +18,7 @@ from jax import lax
 
 from portable.dtypes import to_torch
 from portable.lowering.context import Context
-from portable.lowering.gather import clamped, coordinates, index_select, placement, wrapped
+from portable.lowering.gather import clamped, coordinates, index_select, placement, with_masks, wrapped
 from portable.lowering.registry import broadcast, cast, lower
 
 aten = torch.ops.aten
@@ -47,6 +47,7 @@ def accumulated(
 def index_put(
     ctx: Context, x: jax.Array, indices: Sequence[jax.Array | None], values: jax.Array, accumulate: bool = False
 ) -> jax.Array:
+    indices = with_masks(indices)
     given = [d for d, i in enumerate(indices) if i is not None]
     if x.size == 0 or values.size == 0:
         return x
@@ -339,46 +340,6 @@ def masked_scatter_backward(ctx: Context, grad: jax.Array, mask: jax.Array, size
     where = lax.select(mask, _rank(mask), beyond)  # a write beyond the end is dropped
     flat = rows(lax.scatter, jnp.zeros((size,), grad.dtype), 0, where, lax.reshape(grad, (grad.size,)))
     return lax.reshape(flat, ctx.result.shape)
-
-
-@lower(aten.embedding_dense_backward.default)
-def embedding_dense_backward(
-    ctx: Context, grad: jax.Array, indices: jax.Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
-) -> jax.Array:
-    """The rows of ``grad`` summed by index, those of ``padding_idx`` left out, optionally divided by their number."""
-    shape = ctx.result.shape
-    if grad.size == 0 or indices.size == 0:
-        return jnp.zeros(shape, ctx.result.jax_dtype)
-    index = lax.reshape(indices, (indices.size,))
-    (grad,) = widened(lax.reshape(grad, (index.size, *shape[1:])))
-    if padding_idx >= 0:
-        index = lax.select(lax.eq(index, lax.full_like(index, padding_idx)), lax.full_like(index, num_weights), index)
-    total = rows(lax.scatter_add, jnp.zeros(shape, grad.dtype), 0, index, grad)
-    if scale_grad_by_freq:
-        count = rows(
-            lax.scatter_add, jnp.zeros((num_weights,), grad.dtype), 0, index, jnp.ones(index.shape, grad.dtype)
-        )
-        count = lax.max(count, lax.full_like(count, 1))
-        total = lax.div(total, lax.broadcast_in_dim(count, shape, (0,)))
-    return cast(total, ctx.result.dtype)
-
-
-@lower(aten.embedding_renorm.default)
-def embedding_renorm(
-    ctx: Context, weight: jax.Array, indices: jax.Array, max_norm: float, norm_type: float
-) -> jax.Array:
-    """Rows that occur in ``indices`` and whose norm exceeds ``max_norm`` are scaled by max_norm / (norm + 1e-7)."""
-    if indices.size == 0:
-        return weight
-    index = lax.reshape(indices, (indices.size,))
-    hit = rows(lax.scatter_max, jnp.zeros((weight.shape[0],), np.int32), 0, index, jnp.ones(index.shape, np.int32))
-
-    def scale(w: torch.Tensor, touched: torch.Tensor) -> torch.Tensor:
-        norm = torch.linalg.vector_norm(w, norm_type, dim=1, keepdim=True)
-        over = (norm > max_norm) & (touched > 0).unsqueeze(1)
-        return torch.where(over, w * (max_norm / (norm + 1e-7)), w)
-
-    return ctx.torch(scale, weight, hit)
 
 
 @lower(aten.value_selecting_reduction_backward.default)

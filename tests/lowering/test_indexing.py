@@ -57,6 +57,7 @@ WRITES = {
     "put by mask": lambda x, i, m, v: x.index_put((m,), v[0, 0, 0]),
     "put by the mask of a dim": lambda x, i, m, v: assigned(x, (slice(None), KEPT), v[:, :2]),
     "put by a mask in order": lambda x, i, m, v: assigned(x, x > 2, v.flatten()[:37]),
+    "put by a mask of bytes": lambda x, i, m, v: torch.ops.aten.index_put(x, [None, KEPT.byte()], v[:, :2]),
     "index add": lambda x, i, m, v: x.index_add(1, DUPLICATES, v, alpha=2),
     "index copy": lambda x, i, m, v: x.index_copy(-1, torch.tensor([4, 1]), v[..., :2]),
     "index fill": lambda x, i, m, v: x.index_fill(1, torch.tensor([-1, 0]), 3),

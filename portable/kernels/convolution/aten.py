@@ -1,0 +1,26 @@
+"""aten.convolution by torch's own CPU kernel (oneDNN) where XLA's CPU client is slow: depthwise, grouped and 1×1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from portable.kernels import aten
+from portable.kernels.registry import register_kernel
+
+OP = torch.ops.aten.convolution.default
+
+
+def accepts(input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: Any, *rest: Any) -> bool:
+    """Grouped convolutions, and 1×1 ones; not transposed."""
+    pointwise = all(n == 1 for n in weight.shape[2:])
+    return bool(not transposed and (rest[-1] > 1 or pointwise))
+
+
+@register_kernel(
+    "aten.convolution.default", provider="aten", backends=("xla:cpu",), dtypes=(torch.float32, torch.bfloat16),
+    accepts=accepts, abi="jax",
+)  # fmt: skip
+def convolution(ctx: Any, *args: Any) -> Any:
+    return aten.call(ctx, OP, args, {})

@@ -1,8 +1,9 @@
 """Scaled dot product attention, forward and backward: ``softmax(q kᵀ · scale + mask) v``.
 
-Scores and softmax are float32 for half precision. A row in which everything is masked gives zeros and the log-sum-exp 0, as
-torch's CPU kernel does. The backward recomputes the weights from the log-sum-exp (Dao et al. 2022, algorithm 2).
+Scores and softmax are float32 for half precision. A row in which everything is masked gives zeros and the log-sum-exp
+0, as torch's CPU kernel does. The backward recomputes the weights from the log-sum-exp (Dao et al. 2022, algorithm 2).
 """
+
 from __future__ import annotations
 
 import math

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -51,10 +52,19 @@ class Context:
         strides: for each positional argument the Strides that torch gives it (None where not a tensor).
     """
 
-    __slots__ = ("op", "program", "result", "strides")
+    __slots__ = ("_node", "op", "program", "result", "strides")
 
-    def __init__(self, program: Program, op: Any, result: Any, strides: tuple = ()) -> None:
-        self.program, self.op, self.result, self.strides = program, op, result, strides
+    def __init__(
+        self, program: Program, op: Any, result: Any, strides: tuple = (), node: torch.fx.Node | None = None
+    ) -> None:
+        self.program, self.op, self.result, self.strides, self._node = program, op, result, strides, node
+
+    def uses(self, index: int) -> bool:
+        """Whether anything reads result number ``index`` of several."""
+        if self._node is None:
+            return True
+        readers = self._node.users
+        return any(r.target is not operator.getitem or (r.args[1] == index and r.users) for r in readers)
 
     @property
     def precision(self) -> lax.Precision:

@@ -7,10 +7,11 @@ All of them are three correlations over the same windows, in torch's terms (kern
 * ``spread``: its transpose in the input; the transposed convolution.
 * ``taps``: its transpose in the weight; the weight gradient of both.
 
-Half precision accumulates in float32 and is rounded once, after the bias. A complex convolution is three real ones (Gauss:
-``re = a - b, im = c - a - b`` with ``a = re*re, b = im*im, c = (re + im)*(re + im)``), which is what torch does on CPU, so
-that NaN and Inf spread alike, and no platform needs complex convolutions.
+Half precision accumulates in float32 and is rounded once, after the bias. A complex convolution is three real ones
+(Gauss: ``re = a - b, im = c - a - b`` with ``a = re*re, b = im*im, c = (re + im)*(re + im)``), which is what torch does
+on CPU, so that NaN and Inf spread alike, and no platform needs complex convolutions.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -50,10 +51,12 @@ class Windows:
 
     def reach(self, count: Sequence[int], kernel: Sequence[int]) -> list[int]:
         """Padded input length that ``count`` windows of ``kernel`` taps cover."""
-        return [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(count, self.stride, kernel, self.dilation, strict=True)]
+        return [
+            (n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(count, self.stride, kernel, self.dilation, strict=True)
+        ]
 
     def pads(self, size: Sequence[int], count: Sequence[int], kernel: Sequence[int]) -> list[tuple[int, int]]:
-        """Padding of an input of ``size`` such that exactly ``count`` windows fit; negative where its end is not read."""
+        """Padding such that exactly ``count`` windows fit; negative where the end is not read."""
         reach = self.reach(count, kernel)
         return [(p, r - n - p) for p, r, n in zip(self.padding, reach, size, strict=True)]
 
@@ -63,9 +66,7 @@ def wide(x: jax.Array) -> Any:
     return jnp.float32 if x.dtype in HALF else x.dtype
 
 
-def gauss(
-    product: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, y: jax.Array
-) -> jax.Array:
+def gauss(product: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
     """A bilinear ``product`` of complex arrays from three products of real ones."""
     if not jnp.iscomplexobj(x):
         return product(x, y)
@@ -109,8 +110,7 @@ def spread(g: jax.Array, w: jax.Array, at: Windows, size: Sequence[int]) -> jax.
     first = [d * (k - 1) - p for d, k, p in zip(at.dilation, kernel, at.padding, strict=True)]
     spans = [(n - 1) * s + 1 for n, s in zip(g.shape[2:], at.stride, strict=True)]
     last = [
-        n + d * (k - 1) - span - lo
-        for n, d, k, span, lo in zip(size, at.dilation, kernel, spans, first, strict=True)
+        n + d * (k - 1) - span - lo for n, d, k, span, lo in zip(size, at.dilation, kernel, spans, first, strict=True)
     ]
     return lax.conv_general_dilated(
         g,

@@ -1,4 +1,5 @@
 """Distances between rows: ``cdist`` and ``pdist`` under any p-norm, with their gradients."""
+
 from __future__ import annotations
 
 import math
@@ -39,7 +40,7 @@ def norm(difference: jax.Array, p: float) -> jax.Array:
 
 
 def slope(difference: jax.Array, distance: jax.Array, p: float) -> jax.Array:
-    """Derivative of the distance by each difference: ``sign(d) (|d| / distance)^(p - 1)``, 0 where the distance is 0."""
+    """By each difference: ``sign(d) (|d| / distance)^(p - 1)``, 0 where the distance is 0."""
     distance = lax.broadcast_in_dim(distance, difference.shape, tuple(range(difference.ndim - 1)))
     zero, size, sign = lax.full_like(difference, 0), lax.abs(difference), lax.sign(difference)
     if p == 0:
@@ -85,9 +86,7 @@ def cdist(ctx: Context, x: jax.Array, y: jax.Array, p: float, compute_mode: int 
 
 
 @lower(aten._cdist_backward.default)
-def cdist_backward(
-    ctx: Context, g: jax.Array, x: jax.Array, y: jax.Array, p: float, distance: jax.Array
-) -> jax.Array:
+def cdist_backward(ctx: Context, g: jax.Array, x: jax.Array, y: jax.Array, p: float, distance: jax.Array) -> jax.Array:
     if 0 in ctx.result.shape or 0 in g.shape:
         return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
     x, y = _batched(ctx, x, y)

@@ -1,8 +1,9 @@
 """Sums, means and maxima of bags of rows of a table (``embedding_bag``), with their gradients.
 
-Bag ``b`` holds ``indices[offsets[b] : offsets[b + 1]]``; entries equal to ``padding_idx`` do not take part; an empty bag
-gives zeros.
+Bag ``b`` holds ``indices[offsets[b] : offsets[b + 1]]``; entries equal to ``padding_idx`` do not take part; an empty
+bag gives zeros.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def _divided(v: jax.Array, sizes: jax.Array) -> jax.Array:
 
 
 def maxima(bags: Bags, rows: jax.Array, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(maximum, table row that it comes from): the first greatest. A NaN counts only as the first of its bag, as in torch."""
+    """The first greatest and its table row. A NaN counts only as the first of its bag, as in torch."""
     n, width = rows.shape
     valid = lax.broadcast_in_dim(bags.valid, rows.shape, (0,))
     position = lax.broadcasted_iota(np.int32, (n, width), 0)
@@ -120,7 +121,8 @@ def embedding_bag(
 def _frequency(indices: jax.Array, rows: int) -> jax.Array:
     """What torch's CPU kernel divides the gradient of each index by.
 
-    Not the index's own frequency, but that of the entry of the sorted indices at the index's rank among the distinct ones.
+    Not the index's own frequency, but that of the entry of the sorted indices at the index's rank among the distinct
+    ones.
     """
     counts = jnp.zeros((rows,), np.int32).at[indices].add(1)
     rank = jnp.cumsum(lax.gt(counts, lax.full_like(counts, 0)), dtype=np.int32) - 1

@@ -1,10 +1,11 @@
 """Sampling an image or a volume at the points of a grid, and its gradients.
 
 Points are in [-1, 1], x first. A sample is a sum over the corners around its point (or 16 bicubic taps) of weight times
-value; values outside the image count as 0 after the padding mode has moved the point. Half precision is rounded after each
-step on the coordinates, as torch's CPU kernel computes: a coordinate rounded once more or less lands in another cell.
-The gradients are JAX's of the forward formula, whose corner positions are integers and have none.
+value; values outside the image count as 0 after the padding mode has moved the point. Half precision is rounded after
+each step on the coordinates, as torch's CPU kernel computes: a coordinate rounded once more or less lands in another
+cell. The gradients are JAX's of the forward formula, whose corner positions are integers and have none.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -133,9 +134,7 @@ def _cubic(image: jax.Array, at: Sequence[jax.Array], move: Sequence[Round], r: 
     return out
 
 
-def sample(
-    image: jax.Array, grid: jax.Array, mode: int, padding_mode: int, align_corners: bool, r: Round
-) -> jax.Array:
+def sample(image: jax.Array, grid: jax.Array, mode: int, padding_mode: int, align_corners: bool, r: Round) -> jax.Array:
     """(N, C, \\*size), (N, \\*points, rank) → (N, C, \\*points)."""
     size = image.shape[2:]
     rank = len(size)

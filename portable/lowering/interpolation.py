@@ -1,11 +1,12 @@
 """Resampling of images to another size, in all modes, and its gradients.
 
-Along one dimension a resampling is a table: for each output the inputs that it reads and their weights. The dimensions are
-independent, so an image is resampled one dimension at a time, and a gradient is the transposed table.
+Along one dimension a resampling is a table: for each output the inputs that it reads and their weights. The dimensions
+are independent, so an image is resampled one dimension at a time, and a gradient is the transposed table.
 
 Source coordinates and weights are computed in float32 (float64 for float64), as torch does: in which input a coordinate
 falls can depend on its last bit.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -54,7 +55,7 @@ class Table:
         return self.index.shape[1] == 1 and bool(self.inside.all()) and bool((self.weight == 1).all())
 
     def _taken(self, x: jax.Array, axis: int) -> jax.Array:
-        """``axis`` of ``x`` replaced by (outputs, taps); without a gather where inputs are repeated or read in order."""
+        """``axis`` of ``x`` as (outputs, taps); no gather where inputs are repeated or read in order."""
         outputs, taps = self.index.shape
         shape = (*x.shape[:axis], outputs, taps, *x.shape[axis + 1 :])
         if taps * outputs == x.shape[axis] and (self.index.ravel() == np.arange(taps * outputs)).all():
@@ -87,17 +88,29 @@ def source_scale(inputs: int, outputs: int, align_corners: bool, factor: float |
     return real(1.0 / factor) if factor else real(inputs) / real(outputs)
 
 
-def nearest(inputs: int, outputs: int, align_corners: bool, factor: float | None, real: type, offset: float = 0.0) -> Table:
+def _nearest(index: np.ndarray, inputs: int, real: type) -> Table:
+    index = np.minimum(index.astype(np.int64), inputs - 1)[:, None]
+    return Table(index, np.ones(index.shape, real), np.ones(index.shape, bool))
+
+
+def nearest_scaled(inputs: int, outputs: int, align_corners: bool, factor: float | None, real: type) -> Table:
     scale = source_scale(inputs, outputs, False, factor, real)
-    i = np.arange(outputs).astype(real)
-    index = np.minimum(np.floor((i + real(offset)) * scale).astype(np.int64), inputs - 1)
-    if not offset and outputs in (inputs, 2 * inputs):
-        index = np.arange(outputs) * inputs // outputs
-    return Table(index[:, None], np.ones((outputs, 1), real), np.ones((outputs, 1), bool))
+    return _nearest(np.floor(np.arange(outputs).astype(real) * scale), inputs, real)
+
+
+def nearest(inputs: int, outputs: int, align_corners: bool, factor: float | None, real: type) -> Table:
+    """An unchanged or doubled size is copied or repeated, whatever factor was given.
+
+    So do torch's kernels in two dimensions and all its gradients, but not the kernels in one and three dimensions.
+    """
+    if outputs in (inputs, 2 * inputs):
+        return _nearest(np.arange(outputs) * inputs // outputs, inputs, real)
+    return nearest_scaled(inputs, outputs, align_corners, factor, real)
 
 
 def nearest_exact(inputs: int, outputs: int, align_corners: bool, factor: float | None, real: type) -> Table:
-    return nearest(inputs, outputs, align_corners, factor, real, 0.5)
+    scale = source_scale(inputs, outputs, False, factor, real)
+    return _nearest(np.floor((np.arange(outputs).astype(real) + real(0.5)) * scale), inputs, real)
 
 
 def _sources(inputs: int, outputs: int, align_corners: bool, factor: float | None, real: type) -> np.ndarray:
@@ -191,7 +204,7 @@ def _parameters(rank: int, has_align: bool, rest: Sequence[Any]) -> tuple[bool, 
 
 def _forward(make: Callable[..., Table], rank: int, has_align: bool) -> Callable[..., jax.Array]:
     def rule(ctx: Context, x: jax.Array, output_size: Sequence[int], *rest: Any) -> jax.Array:
-        if make not in (nearest, nearest_exact) and not jnp.issubdtype(x.dtype, jnp.floating):
+        if make not in (nearest, nearest_scaled, nearest_exact) and not jnp.issubdtype(x.dtype, jnp.floating):
             ctx.refuse("integer images: torch's fixed-point arithmetic is not reproduced")
         align_corners, factors = _parameters(rank, has_align, rest)
         tables = _tables(make, x.dtype, x.shape[2:], output_size, align_corners, factors)
@@ -204,7 +217,9 @@ def _forward(make: Callable[..., Table], rank: int, has_align: bool) -> Callable
 
 
 def _backward(make: Callable[..., Table], rank: int, has_align: bool) -> Callable[..., jax.Array]:
-    def rule(ctx: Context, g: jax.Array, output_size: Sequence[int], input_size: Sequence[int], *rest: Any) -> jax.Array:
+    def rule(
+        ctx: Context, g: jax.Array, output_size: Sequence[int], input_size: Sequence[int], *rest: Any
+    ) -> jax.Array:
         align_corners, factors = _parameters(rank, has_align, rest)
         sizes = input_size[2:]
         if make is cubic and list(sizes) == list(output_size):
@@ -224,9 +239,9 @@ FORWARD = [
     (aten.upsample_bilinear2d.default, linear, 2, True),
     (aten.upsample_trilinear3d.default, linear, 3, True),
     (aten.upsample_bicubic2d.default, cubic, 2, True),
-    (aten.upsample_nearest1d.default, nearest, 1, False),
+    (aten.upsample_nearest1d.default, nearest_scaled, 1, False),
     (aten.upsample_nearest2d.default, nearest, 2, False),
-    (aten.upsample_nearest3d.default, nearest, 3, False),
+    (aten.upsample_nearest3d.default, nearest_scaled, 3, False),
     (aten._upsample_nearest_exact1d.default, nearest_exact, 1, False),
     (aten._upsample_nearest_exact2d.default, nearest_exact, 2, False),
     (aten._upsample_nearest_exact3d.default, nearest_exact, 3, False),

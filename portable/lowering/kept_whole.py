@@ -1,10 +1,11 @@
 """Ops that are traced whole, because torch's Python decomposition of them is not what its kernels compute.
 
-While it traces, torch replaces some ops by Python code before anyone sees them (``OpOverload.py_impl``). For these that code
-differs from the CPU kernels: it gives other values, or loses dropout. Within ``kept_whole()`` the kernels' own autograd
-formulas are traced instead, and the ops have rules of their own. Kernels that branch on data are replaced meanwhile
-(`branchless`).
+While it traces, torch replaces some ops by Python code before anyone sees them (``OpOverload.py_impl``). For these that
+code differs from the CPU kernels: it gives other values, or loses dropout. Within ``kept_whole()`` the kernels' own
+autograd formulas are traced instead, and the ops have rules of their own. Kernels that branch on data are replaced
+meanwhile (`branchless`).
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -25,11 +26,11 @@ aten = torch.ops.aten
 REASONS = {
     **dict.fromkeys(
         ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
-        "an unchanged size is resampled by the scale factor, where the kernels copy; integer images are rounded differently",
+        "an unchanged size is resampled by the scale factor, where kernels copy; integers are rounded differently",
     ),
     **dict.fromkeys(
         ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
-        "an unchanged or doubled size is resampled by the scale factor, where the kernels copy or repeat",
+        "an unchanged or doubled size is resampled by the scale factor, where kernels or gradients copy or repeat",
     ),
     "multilabel_margin_loss_forward": "entries after the first -1 are counted as labels",
     "multi_margin_loss": "the loss of a single sample has the shape [1], not []",

@@ -1,7 +1,8 @@
-"""Losses between an input and a target of its shape: one formula a loss, one a gradient, and one place for the reduction.
+"""Losses between an input and a target of its shape: one formula a loss, one a gradient.
 
 The formulas are those of the documentation of ``torch.nn``; NaN spreads as through torch's CPU kernels.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def _loss(formula: Formula) -> Callable[..., jax.Array]:
 
 
 def _gradient(formula: Formula) -> Callable[..., jax.Array]:
-    """``formula(x, target, *parameters)`` is the derivative; the rule multiplies it by the gradient and the reduction's factor."""
+    """The formula gives the derivative; the rule multiplies it by gradient and reduction factor."""
 
     def rule(ctx: Context, g: jax.Array, x: jax.Array, target: jax.Array, *rest: Any) -> jax.Array:
         reduction, *parameters = rest or (MEAN,)

@@ -1,6 +1,6 @@
 """Losses against class indices: negative log likelihood and the multi-class margins, with their gradients."""
-from __future__ import annotations
 
+from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
@@ -190,7 +190,7 @@ def multilabel_margin_loss(
 
 
 def _multilabel(x: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(margins (batch, label, class), 0 where no pair; membership (batch, class); labels one-hot (batch, label, class))."""
+    """Margins (batch, label, class), 0 where no pair; members (batch, class); labels (batch, label, class)."""
     batch, classes = x.shape
     cube = (batch, classes, classes)
     listed = lax.broadcast_in_dim(_listed(target), cube, (0, 1))

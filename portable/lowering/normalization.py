@@ -1,10 +1,11 @@
 """Batch, layer and group normalisation, forward and backward.
 
-Statistics are computed in float32 for half precision, in two passes (mean, then mean squared deviation). The backward is the
-closed form (Ioffe and Szegedy 2015, Ba et al. 2016), over the elements that share a statistic:
+Statistics are computed in float32 for half precision, in two passes (mean, then mean squared deviation). The backward
+is the closed form (Ioffe and Szegedy 2015, Ba et al. 2016), over the elements that share a statistic:
 
     x̂ = (x - mean) · rstd,   gx = rstd · (gw - mean(gw) - x̂ · mean(gw · x̂))   with gw = g · weight
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -56,8 +57,8 @@ def moments(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
 def saved_mean(mean: jax.Array, x: jax.Array, axes: Sequence[int]) -> jax.Array:
     """The saved mean; computed anew where it was saved in half precision.
 
-    For half inputs with float32 weights torch's kernels save float32 but its shape propagation says half; and the rounding
-    of a mean much larger than the deviation would swamp the weight's gradient.
+    For half inputs with float32 weights torch's kernels save float32 but its shape propagation says half; and the
+    rounding of a mean much larger than the deviation would swamp the weight's gradient.
     """
     kept = [x.shape[a] for a in range(x.ndim) if a not in axes]
     return mean_over(x, axes) if mean.dtype in HALF else lax.reshape(mean, kept)
@@ -338,8 +339,11 @@ def batch_norm_backward(
 ) -> tuple[jax.Array | None, ...]:
     x, g = wide(x), wide(g)
     axes = [a for a in range(x.ndim) if a != 1]
-    if train:
-        mean, rstd = saved_mean(save_mean, x, axes), wide(save_invstd)
+    if train and save_mean.dtype in HALF:
+        mean, squares = moments(x, axes)
+        rstd = inverse_deviation(squares, _count(x, axes), eps)
+    elif train:
+        mean, rstd = save_mean, save_invstd
     else:
         variance = lax.convert_element_type(running_var, x.dtype)
         mean, rstd = wide(running_mean), lax.rsqrt(variance + lax.full_like(variance, eps))

@@ -2,6 +2,7 @@
 
 Windows may overhang the padded input at its end (ceil_mode); how many there are is torch's answer (``ctx.result``).
 """
+
 from __future__ import annotations
 
 import functools
@@ -40,7 +41,9 @@ class Pool:
     dilation: tuple[int, ...]
 
     @classmethod
-    def of(cls, rank: int, x: Sequence[int], out: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> Pool:
+    def of(
+        cls, rank: int, x: Sequence[int], out: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+    ) -> Pool:
         kernel = each(kernel, rank)
         stride = kernel if not isinstance(stride, int) and not stride else each(stride, rank)
         return cls(tuple(x[-rank:]), tuple(out[-rank:]), kernel, stride, each(padding, rank), each(dilation, rank))
@@ -72,7 +75,7 @@ class Pool:
         return lax.pad(x, jnp.asarray(fill, x.dtype), config)
 
     def spans(self, include_pad: bool) -> list[np.ndarray]:
-        """For each dimension, how many elements each window counts: padding too, but nothing beyond it, if ``include_pad``."""
+        """For each dimension, how many elements each window counts; padding counts if ``include_pad``."""
         lengths = []
         for n, count, k, s, p in zip(self.size, self.count, self.kernel, self.stride, self.padding, strict=True):
             start = np.arange(count) * s - p
@@ -157,7 +160,8 @@ def lowest(dtype: Any) -> np.ndarray:
 def later_maximum(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The greater of two (value, position) pairs as torch's pooling loop leaves it.
 
-    The loop replaces its maximum by a greater value or by any NaN: of equal values the first one stays, of NaNs the last.
+    The loop replaces its maximum by a greater value or by any NaN: of equal values the first one stays, of NaNs the
+    last.
     """
     (va, ia), (vb, ib) = a, b
     nan_a, nan_b = lax.ne(va, va), lax.ne(vb, vb)

@@ -2,6 +2,7 @@
 
 Adaptive window ``i`` of ``out`` over ``n`` inputs reaches from ``floor(i * n / out)`` to ``ceil((i + 1) * n / out)``.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -126,9 +127,9 @@ def adaptive_max_pool_backward(ctx: Context, g: jax.Array, x: jax.Array, indices
 def fractional_max_pool(
     ctx: Context, x: jax.Array, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Window ``i`` starts at ``int((i + u) * alpha) - int(u * alpha)`` with ``alpha = (n - k) / (out - 1)``; the last at ``n - k``.
+    """Window ``i`` starts at ``int((i + u) * a) - int(u * a)``, ``a = (n - k) / (out - 1)``; the last at ``n - k``.
 
-    ``u`` is the random sample of the plane and dimension; 2d samples are ordered (width, height), 3d ones (time, height, width).
+    ``u`` is the sample of plane and dimension; in 2d ordered (width, height), in 3d (time, height, width).
     """
     rank = len(kernel_size)
     planes = int(np.prod(x.shape[:-rank]))

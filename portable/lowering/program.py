@@ -221,7 +221,7 @@ class Program:
                 self.refused[UnsupportedOp(str(op), str(refusal), self._where)] = None
                 raise UnsupportedOpError(list(self.refused), backend=self.backend) from refusal
             with _annotated(node) if self._depth == 0 else contextlib.nullcontext():
-                return self.call(op, args, kwargs, result, strides)
+                return self.call(op, args, kwargs, result, strides, node)
         if op is with_effects:  # (token, op, *arguments of op); the order of effects is the order of the graph
             inner = args[1]
             result = pytree.tree_map(functools.partial(_spec, symbols), val[1] if len(val) == 2 else val[1:])
@@ -236,7 +236,13 @@ class Program:
         return _arithmetic(op, args, kwargs)
 
     def call(
-        self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any, strides: tuple = ()
+        self,
+        op: OpOverload,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        strides: tuple = (),
+        node: fx.Node | None = None,
     ) -> Any:
         """Apply ``op`` to JAX values: by its rule, else by torch's decomposition."""
         rule = registry.rule_for(op)
@@ -244,7 +250,7 @@ class Program:
             self.ops[str(op), "lowered" if rule else "decomposed"] += 1
         try:
             if rule is not None:
-                value = rule.apply(Context(self, op, result, strides), *args, **kwargs)
+                value = rule.apply(Context(self, op, result, strides, node), *args, **kwargs)
             else:
                 function = registry.decomposition(op)
                 if function is None:

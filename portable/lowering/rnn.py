@@ -1,4 +1,5 @@
 """LSTM layers that torch leaves as one op; the other recurrent layers it unrolls."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,7 +1,11 @@
 """Order: sort, top k, order statistics, binary search.
 
 NaN is larger than every number, as torch has it. Equal elements keep their order where the op sorts; where torch leaves
-the index of equal elements open (topk, kthvalue, median), it is the first one in the sorted order.
+the index of equal elements open (topk, kthvalue), it is the first one in the sorted order.
+
+torch's kernels leave equal elements in the order of libstdc++'s introsort and introselect, which no parallel program
+reproduces. Where equal elements are to be expected (integers, half precision) and the index is read, such a case is refused;
+introsort is stable up to 16 elements.
 """
 
 from __future__ import annotations
@@ -36,18 +40,37 @@ def ordered(x: jax.Array, dim: int, descending: bool = False) -> tuple[jax.Array
     return (lax.convert_element_type(values, np.bool_) if kind == np.bool_ else values), index
 
 
+SMALL_SORT = 16
+
+
+def coarse(x: jax.Array, itemsize: int) -> bool:
+    """Whether equal elements are to be expected: half precision, or integers of at most ``itemsize`` bytes."""
+    floats = jnp.issubdtype(x.dtype, jnp.inexact)
+    return x.dtype.itemsize < 4 if floats else x.dtype.itemsize <= itemsize
+
+
+def refuse_ties(ctx: Context, remedy: str) -> None:
+    """Refuse, if the index is read, a case in which torch's order of equal elements cannot be reproduced."""
+    if ctx.uses(1):
+        ctx.refuse(
+            f"torch leaves open which of equal elements comes first, and its choice cannot be reproduced: {remedy}"
+        )
+
+
 @lower(aten.sort.default)
 def sort(ctx: Context, x: jax.Array, dim: int = -1, descending: bool = False) -> tuple[jax.Array, jax.Array]:
-    if x.ndim == 0:
-        return x, jnp.zeros((), np.int64)
-    return ordered(x, dim % x.ndim, descending)
+    return sort_stable(ctx, x, stable=False, dim=dim, descending=descending)
 
 
 @lower(aten.sort.stable)
 def sort_stable(
     ctx: Context, x: jax.Array, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    return sort(ctx, x, dim, descending)
+    if x.ndim == 0:
+        return x, jnp.zeros((), np.int64)
+    if not stable and x.shape[dim] > SMALL_SORT and coarse(x, itemsize=2):
+        refuse_ties(ctx, "pass stable=True")
+    return ordered(x, dim % x.ndim, descending)
 
 
 def _top_key(x: jax.Array, largest: bool) -> jax.Array:
@@ -72,6 +95,8 @@ def topk(
     if x.ndim == 0:
         return lax.reshape(x, ctx.result[0].shape), jnp.zeros(ctx.result[1].shape, np.int64)
     dim %= x.ndim
+    if x.shape[dim] > 1 and coarse(x, itemsize=8):
+        refuse_ties(ctx, "sort with stable=True, or take the top of a float32 tensor")
     if 0 in ctx.result[0].shape:
         return jnp.zeros(ctx.result[0].shape, x.dtype), jnp.zeros(ctx.result[1].shape, np.int64)
     last = x.ndim - 1
@@ -102,6 +127,8 @@ def _order_statistic(
 def kthvalue(ctx: Context, x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
+    if x.shape[dim] > 1 and coarse(x, itemsize=8):
+        refuse_ties(ctx, "sort with stable=True")
     return _order_statistic(ctx, x, dim % x.ndim, k - 1)
 
 
@@ -172,6 +199,8 @@ def mode(ctx: Context, x: jax.Array, dim: int = -1, keepdim: bool = False) -> tu
         return tuple(jnp.zeros(r.shape, r.jax_dtype) for r in ctx.result)
     values, index = ordered(x, dim)
     n = x.shape[dim]
+    if n > SMALL_SORT:
+        refuse_ties(ctx, "sort with stable=True")
     position = lax.broadcasted_iota(np.int64, x.shape, dim)
     first = lax.slice_in_dim(position, 0, 1, 1, dim)
     later = lax.ne(lax.slice_in_dim(values, 1, n, 1, dim), lax.slice_in_dim(values, 0, n - 1, 1, dim))

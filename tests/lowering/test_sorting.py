@@ -5,6 +5,9 @@ import math
 import pytest
 import torch
 
+from portable.errors import UnsupportedOpError
+from portable.testing import lowered
+
 nan, inf = math.nan, math.inf
 X = torch.tensor([[3.0, nan, -inf, 0.0, -0.0, 3.0, inf], [1.0, 2.0, 2.0, -1.0, nan, nan, 5.0]])
 DISTINCT = torch.randperm(60, generator=torch.Generator().manual_seed(0)).reshape(3, 4, 5) - 30
@@ -41,9 +44,41 @@ SELECTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_selections_of_distinct_elements_agree_with_eager(agrees, dtype):
     agrees(SELECTIONS, DISTINCT.to(dtype))
+
+
+OPEN_TIES = {
+    "topk": lambda x: x.topk(3),
+    "kthvalue": lambda x: x.kthvalue(2),
+    "sort": lambda x: x.sort(),
+    "argsort": lambda x: x.argsort(),
+    "mode": lambda x: x.mode(),
+}
+
+
+@pytest.mark.parametrize("name", OPEN_TIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_an_index_among_equal_elements_that_torch_leaves_open_is_refused(name, dtype):
+    x = torch.arange(20).remainder(7).to(dtype)
+    with pytest.raises(UnsupportedOpError, match="equal elements"):
+        lowered(OPEN_TIES[name], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.int64])
+def test_the_values_alone_and_stable_orders_are_lowered(agrees, dtype):
+    functions = {
+        "topk": lambda x: x.topk(3)[0],
+        "kthvalue": lambda x: x.kthvalue(2)[0],
+        "sort": lambda x: x.sort()[0],
+        "stable": lambda x: x.sort(stable=True),
+        "argsort": lambda x: x.argsort(stable=True),
+        "few": lambda x: x[:16].sort(),
+        "mode": lambda x: x.mode()[0],
+        "median": lambda x: x.median(0),
+    }
+    agrees(functions, torch.arange(20).remainder(7).to(dtype))
 
 
 def test_nan_in_selections(agrees):

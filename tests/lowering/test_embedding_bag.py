@@ -1,0 +1,50 @@
+"""Bags of embeddings agree with eager: empty bags, padding, weights, frequencies, NaN, gradients."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.lowering.networks import assert_agree
+
+INDICES = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9, 1])
+OFFSETS = torch.tensor([0, 4, 4, 7])
+MODES = ["sum", "mean", "max"]
+
+
+def table():
+    return torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", MODES)
+def test_bags_one_of_them_empty(mode, dtype):
+    frequency = {"scale_grad_by_freq": True} if mode != "max" else {}
+
+    def bags(w):
+        return [
+            F.embedding_bag(INDICES, w, OFFSETS, mode=mode, **frequency),
+            F.embedding_bag(INDICES, w, OFFSETS, mode=mode, padding_idx=2),
+            F.embedding_bag(INDICES, w, torch.tensor([0, 4, 4, 7, 9]), mode=mode, include_last_offset=True),
+            F.embedding_bag(INDICES.reshape(3, 3).int(), w, mode=mode),
+        ]
+
+    assert_agree(bags, table().to(dtype))
+
+
+def test_weights_of_samples():
+    weights = torch.randn(9, generator=torch.Generator().manual_seed(1))
+
+    def bags(w, weights):
+        options = {"mode": "sum", "per_sample_weights": weights}
+        return [F.embedding_bag(INDICES, w, OFFSETS, padding_idx=p, **options) for p in (None, 1)]
+
+    assert_agree(bags, table(), weights)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nan_and_infinity(mode):
+    w = table()
+    w[4], w[2] = math.nan, -math.inf
+    assert_agree(lambda w, i, o: F.embedding_bag(i, w, o, mode=mode), w, INDICES, OFFSETS, gradients=False)

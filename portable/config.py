@@ -85,6 +85,12 @@ VARIABLES: dict[str, Variable] = {
             "Where native code that was built here is kept.",
             lambda raw: Path(raw).expanduser(),
         ),
+        Variable(
+            "PORTABLE_LEDGER",
+            "path",
+            "~/.local/share/portable/ledger.sqlite",
+            "File of the ledger: what was measured here, and which kernels are used because of it.",
+        ),
         Variable("PORTABLE_LOG", "log level", "warning", "Level of the `portable` logger.", _level),
     )
 }

@@ -54,6 +54,25 @@ class Fallback:
     where: str = ""
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """How some calls of an op run.
+
+    Attributes:
+        n: how many calls in the graphs.
+        runs_as: "portable", "native" or "kernel <provider>".
+        why: the reason, with its numbers where there is evidence.
+        verdict: id of the verdict in the ledger that it rests on; '' if none.
+        rejected: (kernel, why not) for each candidate that does not run.
+    """
+
+    n: int
+    runs_as: str
+    why: str
+    verdict: str = ""
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass
 class GraphRecord:
     """One graph that Dynamo captured.
@@ -62,6 +81,7 @@ class GraphRecord:
         ops: number of nodes by (overload, how it runs).
         arguments: the user's name of each input.
         cause: why it was captured.
+        decisions: {(op, signature): (Decision, calls)} for the ops that have kernels.
     """
 
     index: int
@@ -70,6 +90,7 @@ class GraphRecord:
     cause: str
     began: float
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    decisions: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def since_call(self) -> float:
         """Seconds since the call that led to this graph, or since the graph before it was done."""
@@ -216,7 +237,7 @@ class Explanation:
 
     Attributes:
         ops: {overload: {how it runs: count}}.
-        decisions: {overload: why it runs as it does}.
+        decisions: {overload: how its calls run and why, one entry a way}.
         fallbacks, graph_breaks, compiles: lists; empty means none.
     """
 
@@ -232,7 +253,7 @@ class Explanation:
             for (op, how), count in graph.ops.items():
                 counts = self.ops.setdefault(op, {})
                 counts[how] = counts.get(how, 0) + count
-        self.decisions: dict[str, str] = {op: ", ".join(_WHY[how] for how in counts) for op, counts in self.ops.items()}
+        self.decisions = _decisions(record.graphs, self.ops)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole explanation as plain data."""
@@ -243,7 +264,7 @@ class Explanation:
             "graphs": self.graphs,
             "frozen": self.frozen,
             "ops": self.ops,
-            "decisions": self.decisions,
+            "decisions": {op: [asdict(c) for c in chosen] for op, chosen in self.decisions.items()},
             "compiles": [asdict(c) for c in self.compiles],
             "graph_breaks": [asdict(b) for b in self.graph_breaks],
             "fallbacks": [asdict(f) for f in self.fallbacks],
@@ -264,7 +285,7 @@ class Explanation:
         from rich.table import Table
 
         yield escape(self.headline())
-        yield _ops_table(self.ops, self.decisions)
+        yield _ops_table(self.decisions)
         if len(self.compiles) > 1:
             table = Table(
                 "graph",
@@ -308,8 +329,9 @@ class Explanation:
     __repr__ = __str__
 
 
+_UNMEASURED = "unmeasured on this machine"
 _WHY = {
-    "lowered": "unmeasured on this machine",
+    "lowered": _UNMEASURED,
     "decomposed": "by torch's decomposition; unmeasured on this machine",
     "inductor": "compiled by Inductor",
     "eager": "as asked",
@@ -318,22 +340,44 @@ _RUNS_AS = {"lowered": "portable", "decomposed": "portable", "inductor": "native
 _SHOWN = 12
 
 
-def _ops_table(ops: dict[str, dict[str, int]], decisions: dict[str, str]) -> Any:
+def _ops_table(decisions: dict[str, list[Chosen]]) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("op", "n", "runs as", "why", box=None)
-    ranked = sorted(ops.items(), key=lambda item: -sum(item[1].values()))
-    for op, counts in ranked[:_SHOWN]:
-        table.add_row(op.removesuffix(".default"), str(sum(counts.values())), _runs_as(counts), decisions[op])
+    ranked = sorted(decisions, key=lambda op: (all(c.why == _UNMEASURED for c in decisions[op]), -_calls(decisions[op])))
+    for op in ranked[:_SHOWN]:
+        for chosen in decisions[op]:
+            verdict = f"  (verdict {chosen.verdict})" if chosen.verdict else ""
+            table.add_row(op.removesuffix(".default"), str(chosen.n), chosen.runs_as, escape(chosen.why + verdict))
+            for kernel, why_not in chosen.rejected:
+                table.add_row("", "", "", escape(f"not {kernel}: {why_not}"))
     if len(ranked) > _SHOWN:
-        rest = ranked[_SHOWN:]
-        kinds = {how: 1 for _, counts in rest for how in counts}
-        table.add_row(f"{len(rest)} other ops", str(sum(sum(c.values()) for _, c in rest)), _runs_as(kinds), "")
+        rest = [c for op in ranked[_SHOWN:] for c in decisions[op]]
+        table.add_row("everything else", str(_calls(rest)), ", ".join(dict.fromkeys(c.runs_as for c in rest)), "")
     return table
 
 
-def _runs_as(counts: dict[str, int]) -> str:
-    return ", ".join(dict.fromkeys(_RUNS_AS[how] for how in counts))
+def _calls(chosen: Sequence[Chosen]) -> int:
+    return sum(c.n for c in chosen)
+
+
+def _decisions(graphs: Sequence[GraphRecord], ops: dict[str, dict[str, int]]) -> dict[str, list[Chosen]]:
+    found: dict[str, list[Chosen]] = {}
+    for op, counts in ops.items():
+        plain = {how: n for how, n in counts.items() if how in _WHY}
+        found[op] = [Chosen(n, _RUNS_AS[how], _WHY[how]) for how, n in plain.items()]
+    decided: dict[str, Counter[tuple[str, str, str, tuple]]] = {}
+    for graph in graphs:
+        for (op, _), (decision, n) in graph.decisions.items():
+            key = (decision.provider, decision.why, decision.verdict, decision.rejected)
+            decided.setdefault(op, Counter())[key] += n
+    for op, counts in decided.items():
+        found[op] = [
+            Chosen(n, "portable" if provider == "portable" else f"kernel {provider}", why, verdict, rejected)
+            for (provider, why, verdict, rejected), n in counts.items()
+        ]
+    return {op: chosen for op, chosen in found.items() if chosen}
 
 
 def explain(compiled: Any, *, show: bool = True) -> Explanation:

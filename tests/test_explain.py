@@ -36,7 +36,8 @@ def explanation():
 def test_it_counts_the_ops_and_how_each_ran(explanation):
     assert explanation.ops["aten.addmm.default"] == {"lowered": 2}
     assert explanation.ops["aten.relu.default"] == {"lowered": 2}
-    assert explanation.decisions["aten.relu.default"] == "unmeasured on this machine"
+    (chosen,) = explanation.decisions["aten.relu.default"]
+    assert (chosen.n, chosen.runs_as, chosen.why) == (2, "portable", "unmeasured on this machine")
 
 
 def test_it_times_each_compilation(explanation):

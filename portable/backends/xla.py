@@ -128,8 +128,6 @@ class CompiledGraph:
         return results
 
     def _build(self, key: tuple[int, ...], specs: list[Any]) -> _Program:
-        from portable.lowering.program import lower_graph
-
         client = pjrt.client(self._backend.platform)
         with self._lock:
             program = self._programs.get(key)
@@ -138,12 +136,7 @@ class CompiledGraph:
             cause = self._cause(key)
             self._record.forbid_when_frozen(cause)
             began = time.perf_counter()
-            old = program
-            lowered = (
-                old.lowered
-                if old
-                else lower_graph(self._gm, specs, platform=client.platform, backend=str(self._backend))
-            )
+            lowered = program.lowered if program else self._lower(client, specs)
             lowered_at = time.perf_counter()
             program = _Program(client, lowered)
             compiled_at = time.perf_counter()
@@ -158,6 +151,15 @@ class CompiledGraph:
                 )
             )
             return program
+
+    def _lower(self, client: pjrt.Client, specs: list[Any]) -> Any:
+        from portable.kernels.choice import Choice
+        from portable.lowering.program import lower_graph
+
+        choice = Choice(f"xla:{client.platform}")
+        lowered = lower_graph(self._gm, specs, platform=client.platform, backend=str(self._backend), choice=choice)
+        self._graph.decisions.update({key: (decision, choice.calls[key]) for key, decision in choice.decisions.items()})
+        return lowered
 
     def _cause(self, key: tuple[int, ...]) -> str:
         if key in self._programs:

@@ -123,17 +123,19 @@ def register_kernel(
 
 
 def kernels_for(op: str, backend: str) -> list[Kernel]:
-    """The kernels of ``op`` for ``backend`` (a variant counts as its backend), in order of registration."""
+    """The kernels of ``op`` for ``backend``, e.g. "xla:cpu" (which "xla" covers), in order of registration."""
     load()
-    base = backend.partition(":")[0]
-    return [k for k in KERNELS.values() if k.op == op and base in k.backends]
+    return [k for k in KERNELS.values() if k.op == op and _is_for(k, backend)]
 
 
 def ops_with_kernels(backend: str) -> frozenset[str]:
     """The ops that have a kernel for ``backend``."""
     load()
-    base = backend.partition(":")[0]
-    return frozenset(k.op for k in KERNELS.values() if base in k.backends)
+    return frozenset(k.op for k in KERNELS.values() if _is_for(k, backend))
+
+
+def _is_for(kernel: Kernel, backend: str) -> bool:
+    return backend in kernel.backends or backend.partition(":")[0] in kernel.backends
 
 
 _LOADED = threading.Event()

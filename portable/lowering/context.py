@@ -27,6 +27,10 @@ class Spec:
     dtype: torch.dtype
 
     @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
     def jax_dtype(self) -> np.dtype:
         return dtypes.to_jax(self.dtype)
 

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,9 @@ from portable.errors import LoweringError, PortableError, UnsupportedDtypeError,
 from portable.lowering import registry
 from portable.lowering.context import Context, Refused, Spec, Strides
 from portable.lowering.draws import Draw, generator_at
+
+if TYPE_CHECKING:
+    from portable.kernels.choice import Choice
 
 PRECISION = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
@@ -87,15 +90,23 @@ class Lowered:
 
 
 def lower_graph(
-    gm: fx.GraphModule, args: Sequence[Spec | int | float | bool | None], *, platform: str, backend: str
+    gm: fx.GraphModule,
+    args: Sequence[Spec | int | float | bool | None],
+    *,
+    platform: str,
+    backend: str,
+    choice: Choice | None = None,
 ) -> Lowered:
     """Lower ``gm`` for arguments of these types; numbers are constants of the program.
+
+    Args:
+        choice: says for each op that has kernels which one runs; without it none does.
 
     Raises:
         UnsupportedOpError: names every op that has no exact lowering.
         LoweringError: a rule is wrong.
     """
-    program = Program(backend)
+    program = Program(backend, choice)
     outputs: list[Output] = []
     returned = _returned_arguments(gm)
 
@@ -145,8 +156,9 @@ def _bytecode(lowered: Any) -> bytes:
 class Program:
     """The state of one lowering: the random seed and its uses, what was refused, what was counted."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, choice: Choice | None = None) -> None:
         self.backend = backend
+        self.choice = choice
         self.precision = PRECISION[torch.get_float32_matmul_precision()]
         self.seed: Any = None  # set when tracing begins
         self.uses = 0
@@ -246,10 +258,17 @@ class Program:
     ) -> Any:
         """Apply ``op`` to JAX values: by its rule, else by torch's decomposition."""
         rule = registry.rule_for(op)
+        chosen = None
+        if self.choice is not None and str(op) in self.choice.ops:
+            chosen = self.choice.kernel(str(op), args, kwargs)
         if self._depth == 0:
-            self.ops[str(op), "lowered" if rule else "decomposed"] += 1
+            how = f"kernel {chosen.provider}" if chosen else "lowered" if rule else "decomposed"
+            self.ops[str(op), how] += 1
         try:
-            if rule is not None:
+            if chosen is not None:
+                context = (Context(self, op, result, strides, node),) if chosen.takes_context else ()
+                value = chosen.implementation(*context, *args, **kwargs)
+            elif rule is not None:
                 value = rule.apply(Context(self, op, result, strides, node), *args, **kwargs)
             else:
                 function = registry.decomposition(op)

@@ -19,9 +19,10 @@ _HOME = {
     "backends": "portable.backends",
     "config": "portable.config",
     "errors": "portable.errors",
+    "ops": "portable.ops",
     "testing": "portable.testing",
 }
-_MODULES = {"backends", "config", "errors", "explain", "testing"}
+_MODULES = {"backends", "config", "errors", "explain", "ops", "testing"}
 __all__ = [
     "__version__",
     "backends",
@@ -30,12 +31,13 @@ __all__ = [
     "device",
     "errors",
     "explain",
+    "ops",
     "testing",
     "use_backend",
 ]
 
 if TYPE_CHECKING:
-    from portable import backends, config, errors, testing
+    from portable import backends, config, errors, ops, testing
     from portable.api import compile, device
     from portable.backends import use_backend
     from portable.explain import explain

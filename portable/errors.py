@@ -41,6 +41,10 @@ class UnsupportedInputError(PortableError, TypeError):
     """A tensor that no program can take: sparse, nested, on `meta`, on another device, or of a foreign dtype."""
 
 
+class OpArgumentError(PortableError, ValueError):
+    """An argument of a portable op has a shape, dtype or value that the op does not take."""
+
+
 class UnsupportedDtypeError(UnsupportedInputError):
     """The backend has no such dtype."""
 
@@ -95,3 +99,7 @@ class RecompileError(PortableError):
 
 class RegistrationError(PortableError, ValueError):
     """A lowering, backend or kernel was registered twice, under an ambiguous name, or with a wrong signature."""
+
+
+class LedgerError(PortableError):
+    """The ledger cannot be read or written, or what was to be written contradicts what it holds."""

@@ -22,6 +22,7 @@ TOP_LEVEL = {
     "cli",
     "backends",
     "lowering",
+    "ops",
 }
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "SLO": "portable.slo.objective",
     "compile": "portable.api",
+    "register_kernel": "portable.kernels.registry",
     "explain": "portable.explain",
     "device": "portable.api",
     "use_backend": "portable.backends",

@@ -21,7 +21,7 @@ from portable.backends.base import Backend
 from portable.errors import ConfigError, PortableError, UnsupportedInputError
 from portable.explain import Fallback, Record, call_began, runs
 
-_NOT_YET = {"dims": "bounded dynamic dimensions", "slo": "objectives", "kernels": "kernel selection"}
+_NOT_YET = {"dims": "bounded dynamic dimensions", "slo": "objectives of whole models"}
 
 
 def compile(
@@ -49,7 +49,8 @@ def compile(
             stablehlo path one executable for each distinct set of sizes.
         fallback: "warn", "allow" or "error"; default PORTABLE_FALLBACK. No op falls back yet: one without a lowering is
             refused.
-        dims, slo, kernels: reserved, must be None.
+        kernels: which kernels run: "auto", "off", a provider, or "op=provider,…"; default PORTABLE_KERNELS.
+        dims, slo: reserved, must be None.
 
     Raises:
         UnknownBackendError, BackendUnavailableError: no such backend, or not here.
@@ -66,7 +67,7 @@ def compile(
             kernels=kernels,
             fallback=fallback,
         )
-    for name, value in (("dims", dims), ("slo", slo), ("kernels", kernels)):
+    for name, value in (("dims", dims), ("slo", slo)):
         if value is not None:
             raise ConfigError(f"{name}= is not supported yet ({_NOT_YET[name]})", remedy=f"leave {name} out")
     if (fallback or config.get("PORTABLE_FALLBACK")) not in config.FALLBACK_MODES:
@@ -74,7 +75,7 @@ def compile(
     if not callable(model):
         raise UnsupportedInputError(f"{type(model).__name__} is not callable", remedy="pass an nn.Module or a function")
     chosen = backends.get(backends.selected(backend))
-    options = {"backend": backend, "fullgraph": fullgraph, "dynamic": dynamic, "fallback": fallback}
+    options = {"backend": backend, "fullgraph": fullgraph, "dynamic": dynamic, "fallback": fallback, "kernels": kernels}
     if isinstance(model, CompiledModule):
         model = model._portable_run.target
     run = _Run(model, chosen, fullgraph, dynamic, options)
@@ -124,6 +125,19 @@ def _shape(argument: Any) -> Any:
     return argument.shape if isinstance(argument, torch.Tensor) else None
 
 
+def _policy(kernels: str | None) -> Any:
+    if kernels is None:
+        return None
+    from portable.kernels.select import Policy
+
+    try:
+        return Policy.parse(kernels)
+    except ValueError as failure:
+        raise ConfigError(
+            f"kernels={kernels!r} is not legal: {failure}", remedy="auto, off, a provider, or op=provider,…"
+        ) from failure
+
+
 def _isolation() -> dict[str, Any]:
     """Have Dynamo count each compiled model's recompilations apart, where this torch can: they share code objects."""
     supported = "isolate_recompiles" in inspect.signature(torch.compile).parameters
@@ -138,7 +152,7 @@ class _Run:
     ) -> None:
         name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
         self.target, self.options, self._backend = target, options, chosen
-        self.record = Record(name, str(chosen), chosen.path)
+        self.record = Record(name, str(chosen), chosen.path, _policy(options["kernels"]))
         self._warm: set[Any] = set()
 
         def portable(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

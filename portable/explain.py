@@ -82,6 +82,7 @@ class GraphRecord:
         arguments: the user's name of each input.
         cause: why it was captured.
         decisions: {(op, signature): (Decision, calls)} for the ops that have kernels.
+        arguments_of: {(op, signature): (args, kwargs)} of the same, tensors as Specs.
     """
 
     index: int
@@ -91,6 +92,7 @@ class GraphRecord:
     began: float
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
     decisions: dict[tuple[str, str], Any] = field(default_factory=dict)
+    arguments_of: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def since_call(self) -> float:
         """Seconds since the call that led to this graph, or since the graph before it was done."""
@@ -118,13 +120,14 @@ def call_began() -> None:
 class Record:
     """Everything that is known of one compiled model; filled while it compiles, read by `Explanation`. Thread-safe."""
 
-    def __init__(self, name: str, backend: str, path: str) -> None:
+    def __init__(self, name: str, backend: str, path: str, kernels: Any = None) -> None:
         self.name, self.backend, self.path = name, backend, path
         self.graphs: list[GraphRecord] = []
         self.compiles: list[Compilation] = []
         self.breaks: list[GraphBreak] = []
         self.fallbacks: dict[Fallback, int] = {}
         self.frozen = False
+        self.kernels = kernels
         self._by_frame: dict[Any, GraphRecord] = {}
         self._lock = threading.Lock()
 

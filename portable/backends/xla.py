@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from portable import capture
+from portable import capture, config
 from portable.backends import pjrt
 from portable.backends.base import Backend, State, ask, installed
 from portable.explain import Compilation, GraphRecord, Record, plain_name, ran
@@ -154,11 +154,20 @@ class CompiledGraph:
 
     def _lower(self, client: pjrt.Client, specs: list[Any]) -> Any:
         from portable.kernels.choice import Choice
+        from portable.kernels.evidence import Evidences
         from portable.lowering.program import lower_graph
 
-        choice = Choice(f"xla:{client.platform}")
+        label = f"xla:{client.platform}"
+        policy = self._record.kernels or config.get("PORTABLE_KERNELS")
+        if policy.default == "off" and not policy.by_op:
+            choice = Choice(label, policy)
+        else:
+            evidences = Evidences(label)
+            choice = Choice(label, policy, evidences.lookup, evidences.quarantined)
         lowered = lower_graph(self._gm, specs, platform=client.platform, backend=str(self._backend), choice=choice)
-        self._graph.decisions.update({key: (decision, choice.calls[key]) for key, decision in choice.decisions.items()})
+        for key, decision in choice.decisions.items():
+            self._graph.decisions[key] = (decision, choice.calls[key])
+            self._graph.arguments_of[key] = choice.arguments[key]
         return lowered
 
     def _cause(self, key: tuple[int, ...]) -> str:

@@ -26,6 +26,7 @@ class Choice:
     Attributes:
         ops: names of the ops that have a kernel here; every other op is not even asked about.
         decisions: {(op, signature): Decision}, in the order of first use.
+        arguments: {(op, signature): (args, kwargs)}, tensors as Specs: what the gate measures.
         calls: how often each was asked for.
     """
 
@@ -41,6 +42,7 @@ class Choice:
         self.ops = registry.ops_with_kernels(backend)
         self.decisions: dict[tuple[str, str], Decision] = {}
         self.calls: Counter[tuple[str, str]] = Counter()
+        self.arguments: dict[tuple[str, str], tuple[list[Any], dict[str, Any]]] = {}
         self._lookup, self._quarantined = lookup, quarantined
 
     def kernel(self, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Kernel | None:
@@ -55,6 +57,7 @@ class Choice:
             evidence = self._lookup(op, signature)
             decision = select(op, specs, named, kernels, evidence, self.policy, quarantined=self._quarantined)
             self.decisions[op, signature] = decision
+            self.arguments[op, signature] = (specs, named)
         return next((k for k in kernels if k.provider == decision.provider), None)
 
 

@@ -1,7 +1,7 @@
 """The fingerprint of a machine: everything whose change makes a measurement there worthless.
 
-Device, architecture, driver, runtime, and the versions of torch, jax, jaxlib, triton and portable. (The kernel's own digest
-is the registry's; the ledger compares it beside the fingerprint.)
+Device, architecture, driver, runtime, and the versions of torch, jax, jaxlib, triton and portable. (The kernel's own
+digest is the registry's; the ledger compares it beside the fingerprint.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Fingerprint:
     def of(cls, parts: Mapping[str, str]) -> Fingerprint:
         """The fingerprint with these parts; white space within them is collapsed."""
         clean = {name: " ".join(str(parts[name]).split()) or ABSENT for name in sorted(parts)}
-        return cls(json.dumps(clean, separators=(",", ":"), ensure_ascii=False), clean)
+        return cls(json.dumps(clean, separators=(",", ":")), clean)
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint:
@@ -81,7 +81,8 @@ def fingerprint(backend: str) -> Fingerprint:
     import portable
 
     versions = {name: _version(name) for name in ("jax", "jaxlib", "triton")}
-    return Fingerprint.of({**_hardware(backend), **versions, "torch": torch.__version__, "portable": portable.__version__})
+    versions |= {"torch": torch.__version__, "portable": portable.__version__}
+    return Fingerprint.of({**_hardware(backend), **versions})
 
 
 def _version(package: str) -> str:

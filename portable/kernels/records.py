@@ -1,13 +1,10 @@
-"""What the ledger holds: verdicts, the decisions that rest on them, and quarantines. Data alone; nothing here does I/O."""
+"""What the ledger holds: verdicts, the decisions that rest on them, and quarantines. Data alone, no I/O."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
+import sys
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -85,8 +82,9 @@ class Verdict:
         kernel_digest: str = "",
     ) -> Verdict:
         """A verdict of now, with an id of its own."""
+        text = reason.encode("utf-8", "replace").decode()  # of a crashed process, whose output may be no text
         return cls(
-            uuid.uuid4().hex, op, workload, signature, backend, provider, outcome, reason, metric, limit, median_s, low_s,
+            uuid.uuid4().hex, op, workload, signature, backend, provider, outcome, text, metric, limit, median_s, low_s,
             high_s, baseline_s, evidence, str(fingerprint), kernel_digest, time.time(),
         )  # fmt: skip
 
@@ -98,7 +96,8 @@ class Verdict:
         """
         for name, value in asdict(self).items():
             if problem := _problem(name, value):
-                raise LedgerError(f"verdict {self.id!r}: {name} is {value!r}, {problem}", remedy="make it with Verdict.new")
+                text = f"verdict {self.id!r} ({self.op}/{self.provider}): {name} is {value!r}, {problem}"
+                raise LedgerError(text, remedy="make it with Verdict.new")
         return self
 
 
@@ -110,9 +109,9 @@ def _problem(name: str, value: Any) -> str:
     if value is None and name in _OPTIONAL:
         return ""
     if name in _NUMBERS:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         return "" if number else f"not a finite number{' or None' if name in _OPTIONAL else ''}"
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.isascii() and value.encode("utf-8", "replace").decode() != value:
         return "not a text"
     if name in ("id", "op", "backend", "provider", "fingerprint") and not value:
         return "which is empty"
@@ -166,8 +165,8 @@ def stale_reason(decision: StoredDecision, now_fingerprint: str | Fingerprint, k
 
     Args:
         now_fingerprint: of this machine, for the decision's backend.
-        kernel_digest: of the kernel that is registered now for the decision's op and provider; '' if none is. Not looked
-            at for the portable path.
+        kernel_digest: of the kernel that is registered now for the decision's op and provider; '' if none is. Not
+            looked at for the portable path.
 
     Returns:
         Every part that differs, as ``name old → new``, or that the kernel is in quarantine.
@@ -184,34 +183,3 @@ def stale_reason(decision: StoredDecision, now_fingerprint: str | Fingerprint, k
     if decision.verdict.evidence == "predicted":
         reasons.append("its evidence is only predicted")
     return "; ".join(reasons)
-
-
-def digest(record: Mapping[str, Any]) -> str:
-    """The content digest of a record in an exported file, of all its fields but ``digest`` itself.
-
-    It shows that a record was damaged or edited by hand. It is no signature: who can write the file can renew it.
-    """
-    content = {name: value for name, value in record.items() if name != "digest"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def verdict_from(record: Any) -> Verdict:
-    """A verdict from an exported record.
-
-    Raises:
-        LedgerError: the digest does not match, a field is missing or unknown, or holds a value that is not legal.
-    """
-    if not isinstance(record, dict):
-        raise LedgerError(f"a verdict is a {type(record).__name__}, not an object", remedy=EXPORT_AGAIN)
-    name = f"verdict {record.get('id', '?')} ({record.get('op', '?')}/{record.get('provider', '?')})"
-    if record.get("digest") != digest(record):
-        raise LedgerError(f"{name}: its content does not match its digest", remedy=EXPORT_AGAIN)
-    given = set(record) - {"digest"}
-    if given != set(FIELDS):
-        wrong = [f"no {f}" for f in FIELDS if f not in given] + [f"unknown {f}" for f in sorted(given - set(FIELDS))]
-        raise LedgerError(f"{name}: {', '.join(wrong)}", remedy=EXPORT_AGAIN)
-    return Verdict(**{f: record[f] for f in FIELDS}).check()
-
-
-EXPORT_AGAIN = "export it again with `portable ledger export` on the machine that it comes from"

@@ -4,8 +4,8 @@ What shapes it:
 
 * Every operation opens the file, does its work in one transaction and closes it. Nothing is held between operations, so
   a process that forks, is killed or sleeps holds nothing up.
-* Writers queue on a lock file beside the ledger; the kernel releases it when its holder dies. SQLite's own locks stay in force
-  for other programs. A corrupt file is set aside under the same lock, so no writer can be writing to it.
+* Writers queue on a lock file beside the ledger; the system releases it when its holder dies. SQLite's own locks stay
+  in force for other programs. A damaged file is set aside under the same lock, so no writer can be writing to it.
 * A commit is on the disk (synchronous=FULL) before `write` returns.
 """
 
@@ -35,8 +35,9 @@ SCHEMA: tuple[str, ...] = (
     """
     CREATE TABLE verdicts (
         sequence INTEGER PRIMARY KEY AUTOINCREMENT,
-        id TEXT NOT NULL UNIQUE, op TEXT NOT NULL, workload TEXT NOT NULL, signature TEXT NOT NULL, backend TEXT NOT NULL,
-        provider TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL, metric TEXT NOT NULL, "limit" REAL NOT NULL,
+        id TEXT NOT NULL UNIQUE, op TEXT NOT NULL, workload TEXT NOT NULL, signature TEXT NOT NULL,
+        backend TEXT NOT NULL, provider TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
+        metric TEXT NOT NULL, "limit" REAL NOT NULL,
         median_s REAL, low_s REAL, high_s REAL, baseline_s REAL,
         evidence TEXT NOT NULL, fingerprint TEXT NOT NULL, kernel_digest TEXT NOT NULL, created REAL NOT NULL
     );

@@ -1,0 +1,212 @@
+"""The gate: a kernel is used only where it is needed, correct, and better; the ledger keeps why.
+
+In this order: the portable path is measured; only if the worse bound of its interval breaks the SLO are candidates tried,
+each in a process of its own, interleaved with the portable path; a candidate wins only if it is correct on every case,
+its own worse bound meets the SLO, and it beats the portable path beyond the noise; if none does, the portable path stays
+and the row is UNMET. A kernel that crashes, hangs or answers wrongly is put into quarantine with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from portable.kernels import registry
+from portable.kernels.fingerprint import fingerprint
+from portable.kernels.ledger import Ledger, Verdict
+from portable.kernels.registry import Kernel
+from portable.slo.judgement import Judgement, judge
+from portable.slo.objective import SLO
+from portable.slo.statistics import Interval, beats, bootstrap, ratio
+from portable.slo.trial import Request, Trial, Unit, run
+
+PORTABLE = "portable"
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate that does not run, and why."""
+
+    provider: str
+    outcome: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the gate decided about one unit.
+
+    Attributes:
+        provider: what runs from now on.
+        met: whether the SLO is met by it.
+        reason: one line with the figures.
+        interval: seconds per call of the kernel that won; None where the portable path stays.
+        rejected: the candidates that were tried and lost.
+        not_tried: the candidates that nobody needed.
+    """
+
+    provider: str
+    met: bool
+    reason: str
+    interval: Interval | None = None
+    rejected: tuple[Rejected, ...] = ()
+    not_tried: tuple[str, ...] = ()
+
+
+@dataclass
+class Gate:
+    """Decides about units on one backend and writes what it saw into the ledger.
+
+    Attributes:
+        backend: as the user names it; "xla:cpu" is what decisions are stored under.
+        label: the backend with its platform.
+        trial: runs one candidate; `trial.run` in its own process.
+    """
+
+    backend: str
+    label: str
+    ledger: Ledger = field(default_factory=Ledger)
+    trial: Callable[..., Trial] = run
+    timeout_s: float = 120.0
+    memory_mb: float = 8_000.0
+
+    def decide(
+        self,
+        unit: Unit,
+        slo: SLO,
+        samples_s: Mapping[str, Sequence[float]],
+        *,
+        workload: str = "",
+        others: Sequence[Unit] = (),
+        budget_s: float = 10.0,
+        ideal_s: float | None = None,
+        modules: Mapping[str, str] = {},
+    ) -> Outcome:
+        """Decide about ``unit``, whose portable path has been measured.
+
+        Args:
+            samples_s: seconds per call of "portable" and of the baselines, of one interleaved run.
+            others: further recorded units of the op, on which a kernel must be correct too.
+            budget_s: for all candidates together.
+            ideal_s: what the machine's peak allows, for an SLO on the roofline.
+            modules: {provider: module that registers its kernel}, where that is not portable's own.
+        """
+        first = judge(slo, samples_s, ideal_s=ideal_s)
+        verdict = self._portable_verdict(unit, slo, first, samples_s, workload)
+        kernels = [k for k in registry.kernels_for(unit.op, self.label)]
+        if first.met or first.met is None:
+            self.ledger.decide(unit.op, unit.signature, self.label, PORTABLE, verdict.id, first.reason)
+            return Outcome(PORTABLE, bool(first.met), first.reason, not_tried=tuple(k.name for k in kernels))
+        winners: list[tuple[float, Kernel, Verdict, str, Interval]] = []
+        rejected: list[Rejected] = []
+        able = [k for k in kernels if not self._ineligible(k, unit, rejected)]
+        began = time.monotonic()
+        for i, kernel in enumerate(able):
+            left = max(budget_s - (time.monotonic() - began), 1.0) / (len(able) - i)
+            won = self._try(kernel, unit, slo, first, workload, others, left, ideal_s, modules, rejected)
+            if won is not None:
+                winners.append(won)
+        if not winners:
+            tried = "; ".join(f"{r.provider} {r.outcome}: {r.reason}" for r in rejected)
+            reason = f"{first.reason}; {tried or 'no kernel is registered for it'}"
+            self.ledger.decide(unit.op, unit.signature, self.label, PORTABLE, verdict.id, reason)
+            return Outcome(PORTABLE, False, reason, rejected=tuple(rejected))
+        _, kernel, verdict, reason, interval = min(winners, key=lambda w: w[0])
+        self.ledger.decide(unit.op, unit.signature, self.label, kernel.provider, verdict.id, reason)
+        return Outcome(kernel.provider, True, reason, interval, tuple(rejected))
+
+    def _ineligible(self, kernel: Kernel, unit: Unit, rejected: list[Rejected]) -> bool:
+        why = self.ledger.quarantined(kernel.op, kernel.provider)
+        why = f"in quarantine: {why}" if why else kernel.why_not(unit.args, unit.kwargs)
+        if why:
+            rejected.append(Rejected(kernel.provider, "not eligible", why))
+        return bool(why)
+
+    def _try(
+        self,
+        kernel: Kernel,
+        unit: Unit,
+        slo: SLO,
+        first: Judgement,
+        workload: str,
+        others: Sequence[Unit],
+        budget_s: float,
+        ideal_s: float | None,
+        modules: Mapping[str, str],
+        rejected: list[Rejected],
+    ) -> tuple[float, Kernel, Verdict, str, Interval] | None:
+        module = modules.get(kernel.provider, kernel.implementation.__module__)
+        own = module.startswith("portable.")
+        request = Request(
+            unit, kernel.provider, self.backend, tuple(others), _baselines(slo), "" if own else module, budget_s,
+            seed=time.time_ns() % 2**31,
+        )  # fmt: skip
+        trial = self.trial(request, timeout_s=self.timeout_s + budget_s, memory_mb=self.memory_mb)
+        if trial.outcome != "measured":
+            self._write(unit, kernel, slo, trial.outcome, trial.reason, workload, None)
+            self.ledger.quarantine(kernel.op, kernel.provider, f"{trial.outcome}: {trial.reason}")
+            rejected.append(Rejected(kernel.provider, trial.outcome, trial.reason))
+            return None
+        samples = trial.samples_s
+        judged = judge(slo, samples, subject="candidate", ideal_s=ideal_s)
+        gain = ratio(samples["candidate"], samples[PORTABLE])
+        time_s = bootstrap(samples["candidate"])
+        figures = f"{gain.median:.2f}× the portable path [{gain.low:.2f}, {gain.high:.2f}]"
+        if not judged.met:
+            outcome, why = "unmet", f"correct, too slow: {judged.reason}"
+        elif not beats(samples["candidate"], samples[PORTABLE]):
+            outcome, why = "slower", f"not faster beyond the noise: {figures}"
+        else:
+            outcome, why = "met", ""
+        reason = f"portable {first.reason}; kernel {judged.reason}, {figures}, correct on {trial.cases} cases"
+        verdict = self._write(unit, kernel, slo, outcome, why or reason, workload, samples)
+        if outcome != "met":
+            rejected.append(Rejected(kernel.provider, outcome, why))
+            return None
+        return time_s.median, kernel, verdict, reason, time_s
+
+    def _portable_verdict(
+        self, unit: Unit, slo: SLO, judged: Judgement, samples: Mapping[str, Sequence[float]], workload: str
+    ) -> Verdict:
+        outcome = "met" if judged.met or judged.met is None else "unmet"
+        return self._write(unit, None, slo, outcome, judged.reason, workload, samples)
+
+    def _write(
+        self,
+        unit: Unit,
+        kernel: Kernel | None,
+        slo: SLO,
+        outcome: Any,
+        reason: str,
+        workload: str,
+        samples: Mapping[str, Sequence[float]] | None,
+    ) -> Verdict:
+        own = bootstrap(samples[PORTABLE if kernel is None else "candidate"]) if samples else None
+        natives = [bootstrap(samples[n]).median for n in ("eager", "inductor") if samples and samples.get(n)]
+        verdict = Verdict.new(
+            op=unit.op,
+            signature=unit.signature,
+            backend=self.label,
+            provider=kernel.provider if kernel else PORTABLE,
+            outcome=outcome,
+            metric=slo.metric,
+            limit=slo.limit,
+            fingerprint=fingerprint(self.label),
+            workload=workload,
+            reason=reason,
+            median_s=own.median if own else None,
+            low_s=own.low if own else None,
+            high_s=own.high if own else None,
+            baseline_s=min(natives) if natives else None,
+            kernel_digest=kernel.digest if kernel else "",
+        )
+        self.ledger.add(verdict)
+        return verdict
+
+
+def _baselines(slo: SLO) -> tuple[str, ...]:
+    if slo.metric != "ratio":
+        return ("eager",)
+    return ("eager", "inductor") if slo.baseline == "best_native" else (slo.baseline,)

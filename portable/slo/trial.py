@@ -1,0 +1,314 @@
+"""One candidate's trial, in a process of its own: is it correct on every case, and how fast is it beside the portable path.
+
+The process may crash, hang or eat memory; `run` says so and nothing else is lost. It gets what to try by pickle from its own
+parent alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from portable.lowering.context import Spec
+
+TIMEOUT_S = 120.0
+MEMORY_MB = 8_000.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One op with the types of its arguments: what a decision is about.
+
+    Attributes:
+        op: a portable op's name or an overload's.
+        args, kwargs: its arguments, tensors as Specs.
+        signature: the same as canonical text.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    signature: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to try: ``unit`` by ``provider``'s kernel on ``backend``.
+
+    Attributes:
+        others: further recorded units of the same op, on which the kernel must be correct too.
+        baselines: "eager", "inductor", timed in the same interleaved run.
+        module: the module that registers the kernel, if it is not one of portable's own.
+        budget_s: for the timing.
+    """
+
+    unit: Unit
+    provider: str
+    backend: str
+    others: tuple[Unit, ...] = ()
+    baselines: tuple[str, ...] = ("eager",)
+    module: str = ""
+    budget_s: float = 5.0
+    seed: int = 0
+
+
+@dataclass
+class Trial:
+    """What came of it.
+
+    Attributes:
+        outcome: "measured", "wrong", "crashed" or "hung".
+        reason: what was wrong, with the case.
+        cases: how many cases it was correct on.
+        samples_s: seconds per call by name: "portable", "candidate" and the baselines, one a round.
+    """
+
+    outcome: str
+    reason: str = ""
+    cases: int = 0
+    samples_s: dict[str, list[float]] = field(default_factory=dict)
+
+
+def run(request: Request, *, timeout_s: float = TIMEOUT_S, memory_mb: float = MEMORY_MB) -> Trial:
+    """Try a candidate in a fresh process, within a time and a memory limit."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(theirs, request), daemon=True)
+    process.start()
+    theirs.close()
+    deadline = time.monotonic() + timeout_s
+    trial = None
+    try:
+        while trial is None:
+            if ours.poll(0.1):
+                try:
+                    trial = ours.recv()
+                except (EOFError, OSError):
+                    process.join()
+                    trial = Trial("crashed", _ended(process.exitcode))
+            elif time.monotonic() > deadline:
+                trial = Trial("hung", f"no answer in {timeout_s:.0f} s")
+            elif (used := _resident_mb(process.pid)) > memory_mb:
+                trial = Trial("crashed", f"it used {used:.0f} MB of memory, more than {memory_mb:.0f}")
+    finally:
+        if process.is_alive():
+            process.kill()
+        process.join()
+        ours.close()
+    return trial
+
+
+def _ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"its process was ended by signal {-code} ({signal.Signals(-code).name})"
+    return f"its process ended with status {code}"
+
+
+def _resident_mb(pid: int | None) -> float:
+    try:
+        with open(f"/proc/{pid}/statm") as stream:
+            return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _child(connection: Any, request: Request) -> None:
+    try:
+        trial = try_here(request)
+    except Exception as failure:  # whatever a kernel raises is its result
+        trial = Trial("wrong", f"{type(failure).__name__}: {str(failure).strip().splitlines()[0][:300]}")
+    connection.send(trial)
+    connection.close()
+
+
+def try_here(request: Request) -> Trial:
+    """The trial itself, in this process."""
+    from portable.kernels import registry
+
+    if request.module:
+        importlib.import_module(request.module)
+    registry.load()
+    cases = 0
+    for unit in (request.unit, *request.others):
+        if why := _why_not(request, unit):
+            if unit is request.unit:
+                return Trial("wrong", f"it does not take these arguments: {why}")
+            continue
+        for name, args, kwargs in cases_of(unit, request.seed):
+            if _why_not(request, unit_like(unit, args, kwargs)):
+                continue
+            if problem := check(request, unit, args, kwargs):
+                return Trial("wrong", f"{name}: {problem}", cases)
+            cases += 1
+    return Trial("measured", "", cases, timed(request))
+
+
+def _why_not(request: Request, unit: Unit) -> str:
+    from portable.kernels.registry import KERNELS
+
+    return KERNELS[request.unit.op, request.provider].why_not(unit.args, unit.kwargs)
+
+
+def unit_like(unit: Unit, args: Sequence[Any], kwargs: dict[str, Any]) -> Unit:
+    """The unit of a call with these tensors."""
+    from portable.kernels.select import signature_of
+
+    spec = lambda x: Spec(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x  # noqa: E731
+    args, kwargs = pytree.tree_map(spec, tuple(args)), pytree.tree_map(spec, kwargs)
+    return Unit(unit.op, args, kwargs, signature_of(args, kwargs))
+
+
+def function_of(op: str) -> Callable[..., Any]:
+    """The callable that an op's name stands for."""
+    from portable.kernels.registry import overload_named
+
+    overload = overload_named(op)
+    if overload is not None:
+        return overload
+    from portable import ops
+
+    found: Callable[..., Any] = getattr(ops, op)
+    return found
+
+
+def tensors_for(unit: Unit, generator: torch.Generator) -> tuple[list[Any], dict[str, Any]]:
+    """Fresh arguments: normal floats, small non-negative integers."""
+
+    def make(value: Any) -> Any:
+        if not isinstance(value, Spec):
+            return value
+        if value.dtype.is_floating_point or value.dtype.is_complex:
+            return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
+        return torch.randint(0, 2, value.shape, generator=generator).to(value.dtype)
+
+    is_spec = lambda x: isinstance(x, Spec)  # noqa: E731
+    args = [pytree.tree_map(make, a, is_leaf=is_spec) for a in unit.args]
+    return args, {name: pytree.tree_map(make, value, is_leaf=is_spec) for name, value in unit.kwargs.items()}
+
+
+Case = tuple[str, list[Any], dict[str, Any]]
+
+
+def cases_of(unit: Unit, seed: int) -> list[Case]:
+    """The calls on which a kernel must be right: fresh values, NaN and infinities, other layouts, other batch sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    fresh = lambda: tensors_for(unit, generator)  # noqa: E731
+    found: list[Case] = [(f"fresh values {i}", *fresh()) for i in range(3)]
+    for name, value in (("NaN", float("nan")), ("infinity", float("inf")), ("zeros", 0.0)):
+        args, kwargs = fresh()
+        found.append((name, [_poisoned(a, value) for a in args], kwargs))
+    args, kwargs = fresh()
+    found.append(("non-contiguous", pytree.tree_map_only(torch.Tensor, _strided, args), kwargs))
+    args, kwargs = fresh()
+    found += [(f"batch of {n}", resized, kwargs) for n in (0, 1, 3) if (resized := _resized(unit, args, n)) is not None]
+    return found
+
+
+def _poisoned(value: Any, poison: float) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    value = value.clone()
+    if poison == 0.0:
+        return value.zero_()
+    value.view(-1)[:: max(1, value.numel() // 3)] = poison
+    return value
+
+
+def _strided(value: torch.Tensor) -> torch.Tensor:
+    """The same values, every element followed by a gap of NaN or ones."""
+    gap = torch.ones_like(value) if not value.is_floating_point() else torch.full_like(value, float("nan"))
+    return torch.stack([value, gap], -1)[..., 0]
+
+
+def _resized(unit: Unit, args: list[Any], batch: int) -> list[Any] | None:
+    """The call with another leading size of its first argument, where eager takes it."""
+    first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    if first is None or first.ndim < 2 or first.shape[0] == batch:
+        return None
+    size = first.shape[0]
+    grow = lambda t: t[:1].expand(batch, *t.shape[1:]).clone() if t.shape[:1] == (size,) and t.ndim == first.ndim else t  # noqa: E731
+    resized = [grow(first), *args[1:]]
+    try:
+        function_of(unit.op)(*resized, **unit.kwargs)
+    except Exception:  # eager refuses this size for this op: no case
+        return None
+    return resized
+
+
+def check(request: Request, unit: Unit, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    """How the kernel's answer for one call differs from the reference's; '' if it does not."""
+    from portable.slo.correctness import difference, exactly
+
+    before = pytree.tree_map_only(torch.Tensor, torch.clone, (list(args), kwargs))
+    function = compiled(request, unit, request.provider)
+    tensors = [x for x in pytree.tree_leaves((list(args), kwargs)) if isinstance(x, torch.Tensor)]
+    with torch.no_grad():
+        result = function(*tensors)
+        for x, y in zip(pytree.tree_leaves((list(args), kwargs)), pytree.tree_leaves(before), strict=True):
+            if isinstance(x, torch.Tensor) and not torch.equal(_bits(x), _bits(y)):
+                return "it wrote to its arguments"
+        reference = function_of(unit.op)
+        eager = reference(*before[0], **before[1])
+        exact = exactly(reference, *before)
+    return difference(result, eager, exact)
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num(x.float() if x.is_floating_point() else x, nan=1.5) if not x.is_complex() else x
+
+
+def compiled(request: Request, unit: Unit, provider: str) -> Callable[..., Any]:
+    """The op as a function of its tensors alone, compiled for the backend with one provider ("off": portable)."""
+    import portable as pt
+
+    kernels = "off" if provider == "off" else f"{unit.op}={provider}"
+    return pt.compile(_call_of(unit), backend=request.backend, dynamic=False, kernels=kernels)
+
+
+def _call_of(unit: Unit) -> Callable[..., Any]:
+    op = function_of(unit.op)
+    leaves, tree = pytree.tree_flatten((list(unit.args), dict(unit.kwargs)), is_leaf=lambda x: isinstance(x, Spec))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Spec)]
+    constants = [None if isinstance(leaf, Spec) else leaf for leaf in leaves]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        values = list(constants)
+        for place, tensor in zip(places, tensors, strict=True):
+            values[place] = tensor
+        args, kwargs = pytree.tree_unflatten(values, tree)
+        return op(*args, **kwargs)
+
+    return call
+
+
+def timed(request: Request) -> dict[str, list[float]]:
+    """Seconds per call of the portable path, the candidate and the baselines, interleaved."""
+    from portable.benchmarks.timer import interleave
+
+    unit = request.unit
+    generator = torch.Generator().manual_seed(request.seed + 1)
+    args, kwargs = tensors_for(unit, generator)
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    functions = {"portable": compiled(request, unit, "off"), "candidate": compiled(request, unit, request.provider)}
+    if "eager" in request.baselines:
+        functions["eager"] = _call_of(unit)
+    if "inductor" in request.baselines:
+        functions["inductor"] = torch.compile(_call_of(unit), dynamic=False)
+
+    def bound(function: Callable[..., Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            with torch.no_grad():
+                return function(*tensors)
+
+        return call
+
+    return interleave({name: bound(f) for name, f in functions.items()}, budget_s=request.budget_s)

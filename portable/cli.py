@@ -1,5 +1,5 @@
 """The command line: what can run here (`doctor`), the environment variables (`env`), what became of a model
-(`explain`)."""
+(`explain`), and how fast a backend is (`bench`, in benchmarks/command.py)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import platform
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
+import typer.core
+import typer.main
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,13 +23,43 @@ from rich.table import Table
 import portable
 from portable import backends, config
 from portable.errors import ConfigError, PortableError
+from portable.kernels import command
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands of this file, and those that other packages of portable define: loaded when they are asked for."""
+
+    elsewhere: ClassVar[dict[str, str]] = {"bench": "benchmarks.command"}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self.elsewhere})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.elsewhere:
+            return super().get_command(ctx, cmd_name)
+        command = typer.main.get_command(_installed(self.elsewhere[cmd_name]).app)
+        command.name = cmd_name
+        return command
+
+
+def _installed(module: str) -> Any:
+    """``portable.<module>``, or in a checkout that is not installed the one beside this package."""
+    try:
+        return importlib.import_module(f"portable.{module}")
+    except ModuleNotFoundError as failure:
+        if failure.name != f"portable.{module.partition('.')[0]}":
+            raise
+        return importlib.import_module(module)
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="portable: run one PyTorch model on any accelerator.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
 )
+app.add_typer(command.app, name="ledger")
 console = Console()
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 

@@ -1,0 +1,1 @@
+"""Objectives: what an SLO is (`objective`), how it is judged (`judgement`, `statistics`), and what follows (`gate`)."""

@@ -39,6 +39,9 @@ def show(
     decided = ledger.decisions(op, backend=backend, history=history)
     measured = ledger.verdicts(op, backend=backend)
     quarantines = [q for q in ledger.quarantines(history=history) if op in (None, q.op)]
+    if verdicts and not as_json:
+        console.print(_verdict_table(measured))
+        return
     with console.status("asking the backends what they are …"):
         states = _states(decided)
     if as_json:
@@ -50,7 +53,7 @@ def show(
         }
         typer.echo(json.dumps(document, indent=2))
         return
-    console.print(_verdict_table(measured) if verdicts else _decision_table(decided, states))
+    console.print(_decision_table(decided, states))
     for q in quarantines:
         lifted = f", lifted {_when(q.lifted)}" if q.lifted else ""
         console.print(f"in quarantine: {q.op}/{q.provider} since {_when(q.created)}{lifted}: {q.reason}", markup=False)
@@ -158,12 +161,21 @@ def _fingerprints(backends: Iterable[str]) -> dict[str, Fingerprint | str]:
 
     found: dict[str, Fingerprint | str] = {}
     for name in sorted(backends):
-        ok, text = ask(
-            f"from portable.kernels.fingerprint import fingerprint; print('\\n' + fingerprint({name!r}).text)",
-            timeout=120,
-        )
+        ok, text = ask(_ASK.format(name=name), timeout=120)
         found[name] = Fingerprint.parse(text) if ok else text
     return found
+
+
+_ASK = """
+import sys
+from portable.errors import PortableError
+from portable.kernels.fingerprint import fingerprint
+try:
+    text = fingerprint({name!r}).text
+except PortableError as failure:
+    sys.exit(" ".join(failure.message.split()))
+sys.stdout.write(text)
+"""
 
 
 def _kernel_digest(decision: StoredDecision) -> str:

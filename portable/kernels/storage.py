@@ -313,13 +313,11 @@ def _own_transaction(db: sqlite3.Connection) -> Iterator[None]:
 def _statements(script: str) -> Iterator[str]:
     """The statements of a script: `executescript` would commit the transaction that they belong to."""
     statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
+    for piece in script.split(";"):
+        statement += piece + ";"
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
-    if statement.strip():
-        yield statement
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -23,12 +23,27 @@ from portable.errors import OpArgumentError, RegistrationError
 Samples = Iterator[tuple[tuple[Any, ...], dict[str, Any]]]
 
 _CHOSEN: ContextVar[frozenset[str]] = ContextVar("portable_ops_chosen", default=frozenset())
+# aten/src/ATen/functorch/DynamicLayer.cpp, keysToExcludeWhenEnteringDynamicLayer; and the vmap rule's own
+_EXCLUDED_BY_VMAP = (
+    "FuncTorchDynamicLayerFrontMode",
+    "FuncTorchDynamicLayerBackMode",
+    "FuncTorchGradWrapper",
+    "FuncTorchBatched",
+    "FuncTorchBatchedDecomposition",
+    "ADInplaceOrView",
+    "AutogradFunctionality",
+    "AutogradOther",
+)
 _REGISTERING = threading.Lock()
 
 
 def chosen(name: str) -> bool:
-    """Whether the compilation that is tracing now has a kernel for the op ``name``; see `choosing`."""
-    return name in _CHOSEN.get()
+    """Whether the compilation that is tracing now has a kernel for the op ``name``; see `choosing`.
+
+    Not within ``torch.func`` transforms (vmap, grad, …): torch's custom ops do not compose with all of them, the
+    reference does.
+    """
+    return name in _CHOSEN.get() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 # What `torch.compiler.assume_constant_result` sets, without its import of all of Dynamo: the call is evaluated while
@@ -157,7 +172,8 @@ def _register(op: PortableOp) -> OpOverload:
         return recomputed(op.reference, args, grads, needs)
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        out = torch.vmap(op.reference, in_dims, randomness=info.randomness)(*args)
+        with _as_before_vmap():
+            out = torch.vmap(op.reference, in_dims, randomness=info.randomness)(*args)
         return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
 
     custom.register_autograd(backward, setup_context=keep)
@@ -165,6 +181,21 @@ def _register(op: PortableOp) -> OpOverload:
     overload = getattr(torch.ops.portable, op.name).default
     register_decomposition(overload)(op.reference)  # where a path has nothing for the node: the reference
     return overload
+
+
+@contextlib.contextmanager
+def _as_before_vmap() -> Iterator[None]:
+    """Within a custom op's vmap rule: the dispatcher as it was before vmap was entered, so that another can be."""
+    from torch._C import DispatchKey, DispatchKeySet
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in _EXCLUDED_BY_VMAP:
+        excluded = excluded - DispatchKeySet(getattr(DispatchKey, key))
+    included = torch._C._dispatch_tls_local_include_set() - DispatchKeySet(DispatchKey.FuncTorchVmapMode)
+    level = retrieve_current_functorch_interpreter()
+    with torch._C._ForceDispatchKeyGuard(included, excluded), level.lower():
+        yield
 
 
 def recomputed(

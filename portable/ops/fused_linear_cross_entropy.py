@@ -74,16 +74,14 @@ class _TokenLosses(torch.autograd.Function):
     def forward(
         x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, ignore: int, smoothing: float, chunks: int
     ) -> Tensor:
-        losses = [
-            F.cross_entropy(
-                wide(F.linear(x[rows], weight, bias)),
-                target[rows],
-                ignore_index=ignore,
-                label_smoothing=smoothing,
-                reduction="none",
-            )
-            for rows in _chunks(x, weight, chunks)
-        ]
+        losses = []
+        for rows in _chunks(x, weight, chunks):
+            log_p = wide(F.linear(x[rows], weight, bias)).log_softmax(-1)
+            takes_part = target[rows] != ignore
+            of = torch.where(takes_part, target[rows], 0)
+            loss = -(1 - smoothing) * log_p.gather(1, of.unsqueeze(1)).squeeze(1)
+            loss = loss - smoothing * log_p.mean(1) if smoothing else loss
+            losses.append(torch.where(takes_part, loss, 0))
         return torch.cat(losses)
 
     @staticmethod

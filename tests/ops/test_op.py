@@ -146,6 +146,23 @@ def test_the_node_gives_second_derivatives():
     assert torch.autograd.gradgradcheck(lambda x, w: ops.rms_norm.overload(x, w, 1e-6), inputs)
 
 
+def test_a_chosen_op_inside_a_transform_is_its_reference():
+    x, w = torch.randn(3, 2, 4), torch.ones(4)
+    slope = torch.func.grad(lambda x, w: ops.rms_norm(x, w).square().sum())
+    wanted = torch.vmap(slope, (0, None))(x, w)
+    with choosing({"rms_norm"}):
+        torch.testing.assert_close(torch.vmap(slope, (0, None))(x, w), wanted)
+        graph = graph_of(lambda x, w: torch.vmap(ops.rms_norm, (0, None))(x, w), x, w)
+    assert ops.rms_norm.overload not in [n.target for n in graph.nodes]
+
+
+def test_gradients_flow_through_vmap_of_the_node():
+    x, w = torch.randn(3, 2, 4, requires_grad=True), torch.randn(4)
+    (got,) = torch.autograd.grad(torch.vmap(ops.rms_norm.overload, (0, None))(x, w).square().sum(), x)
+    (want,) = torch.autograd.grad(ops.rms_norm(x, w).square().sum(), x)
+    torch.testing.assert_close(got, want)
+
+
 def test_one_tensor_given_twice_gets_both_gradients():
     x = torch.randn(3, dtype=torch.float64, requires_grad=True)
     (got,) = torch.autograd.grad(ops.swiglu.overload(x, x).sum(), x)

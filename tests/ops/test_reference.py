@@ -22,6 +22,13 @@ TOLERANCE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    """The tests compile one code object for every op: each is a recompilation otherwise."""
+    yield
+    torch._dynamo.reset()
+
+
 def samples(name):
     return list(getattr(ops, name).samples())
 

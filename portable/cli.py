@@ -24,7 +24,6 @@ import portable
 from portable import backends, config
 from portable.errors import ConfigError, PortableError
 from portable.kernels import command
-from portable.kernels import command
 
 
 class _Commands(typer.core.TyperGroup):
@@ -60,7 +59,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-app.add_typer(command.app, name="ledger")
 app.add_typer(command.app, name="ledger")
 console = Console()
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]

@@ -154,6 +154,8 @@ class Storage:
                 db.close()
                 raise
         except sqlite3.OperationalError as failure:
+            if not self.path.exists():
+                return self._nothing()  # another process has just set it aside
             if writable or _code(failure) not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
             return self._copy()  # WAL needs files beside the ledger, which cannot be made here

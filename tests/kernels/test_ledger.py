@@ -517,6 +517,18 @@ def test_processes_that_find_the_file_damaged_at_once_set_it_aside_once_and_lose
     assert len(list(ledger.path.parent.glob("ledger.sqlite.damaged-*[0-9Z]"))) == 1
 
 
+def test_a_file_that_is_set_aside_while_it_is_opened_for_reading_is_an_empty_ledger(ledger, monkeypatch):
+    ledger.add(verdict())
+    connect = storage.Storage._connect
+
+    def too_late(self, uri):
+        self.path.unlink(missing_ok=True)
+        return connect(self, uri)
+
+    monkeypatch.setattr(storage.Storage, "_connect", too_late)
+    assert Ledger(ledger.path).verdicts() == []
+
+
 def test_an_empty_file_is_an_empty_ledger(ledger, caplog):
     ledger.path.touch()
     assert ledger.verdicts() == []
@@ -790,7 +802,8 @@ def test_eight_processes_that_write_at_once_from_the_first_moment_lose_nothing(l
 )
 def test_a_kill_at_any_moment_loses_no_verdict_that_was_stored(tmp_path, kills, seed):
     dice = random.Random(seed)
-    together, told, path, killed = 6, [], tmp_path / "0.sqlite", 0
+    together, path, killed = 6, tmp_path / "0.sqlite", 0
+    told: list[str] = []
     while killed < kills:
         if killed % (4 * together) == 0:
             path, told = tmp_path / f"{killed}.sqlite", []  # a new one: the making of the file is interrupted as well

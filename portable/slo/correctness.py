@@ -44,16 +44,30 @@ def difference(result: Any, eager: Any, exact: Any) -> str:
             if not torch.equal(x, y):
                 return f"result {i} differs in {int((x != y).sum())} of {x.numel()} elements"
             continue
+        if problem := _non_finite(x, y, z):
+            return f"result {i} {problem}"
         error, allowed = _error(x, z), max(TOLERANCE.get(x.dtype, 1e-2), _AS_EAGER * _error(y, z))
         if not error <= allowed:
             return f"result {i} is off by {error:.2g} of its scale, allowed {allowed:.2g}"
     return ""
 
 
+def _non_finite(x: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
+    """Where a result or the reference is NaN or infinite, it must be what the reference or eager has there."""
+    odd = ~(x.isfinite() & exact.isfinite())
+    agrees = _same(x.double(), exact) | _same(x, eager)
+    wrong = int((odd & ~agrees).sum())
+    return f"has NaN or infinities in {wrong} elements where they do not belong, or none where they do" if wrong else ""
+
+
+def _same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x == y) | (x.isnan() & y.isnan())
+
+
 def _error(x: torch.Tensor, exact: torch.Tensor) -> float:
-    if not x.numel():
+    """The largest distance from ``exact`` relative to its largest magnitude, where both are finite."""
+    both = x.isfinite() & exact.isfinite()
+    if not bool(both.any()):
         return 0.0
-    distance = (x.double() - exact).abs()
-    same = (x.double() == exact) | (x.isnan() & exact.isnan())
-    scale = float(exact[exact.isfinite()].abs().max()) if bool(exact.isfinite().any()) else 1.0
-    return float(distance.masked_fill(same, 0.0).max()) / max(scale, 1e-30)
+    distance = (x.double() - exact).abs()[both]
+    return float(distance.max()) / max(float(exact[both].abs().max()), 1e-30)

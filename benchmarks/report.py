@@ -271,5 +271,9 @@ def _limits(axes: Any, points: Sequence[tuple[int, float]]) -> None:
 _PLOTS: tuple[tuple[str, str, Callable[[Any, Sequence[Row]], bool]], ...] = (
     ("Latency against the SLO", "The red bar is the SLO; a ratio is shown as the latency that it allows.", _latency),
     ("Ratio to the baselines", "Below 1 the portable path is faster.", _ratios),
-    ("Roofline", "Above 100 % the caches serve more than a copy of that size gets from them.", _roofline),
+    (
+        "Roofline",
+        "Above 100 %: done with fewer operations (Winograd), or data in a nearer cache than a copy of that size.",
+        _roofline,
+    ),
 )

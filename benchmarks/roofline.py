@@ -7,6 +7,7 @@ it is measured for several sizes; a workload is held to that of the next larger 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from .timer import interleave
 
 SIZES = (1 << 18, 1 << 22, 1 << 25, 1 << 28)  # bytes read and written by a copy
-_MATMUL = 1024
+_MATMULS = (384, 1024)
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class Peak:
 def measure_peak(device: torch.device, *, budget_s: float = 3.0) -> Peak:
     """Measure copies of SIZES and matrix products on ``device``; the best round counts."""
     functions = dict(_copies(device))
-    for dtype in (torch.float32, torch.bfloat16):
-        a = torch.randn(_MATMUL, _MATMUL, device=device).to(dtype)
-        functions[str(dtype)] = functools.partial(torch.matmul, a, a)
+    for dtype, n in itertools.product((torch.float32, torch.bfloat16), _MATMULS):
+        a = torch.randn(n, n, device=device).to(dtype)
+        functions[f"{dtype} {n}"] = functools.partial(torch.matmul, a, a)
     best = {name: min(samples) for name, samples in interleave(functions, budget_s=budget_s, min_rounds=3).items()}
-    flops = {dtype: 2 * _MATMUL**3 / best[str(dtype)] for dtype in (torch.float32, torch.bfloat16)}
+    flops = {t: max(2 * n**3 / best[f"{t} {n}"] for n in _MATMULS) for t in (torch.float32, torch.bfloat16)}
     return Peak({size: size / best[str(size)] for size in SIZES}, flops)
 
 
@@ -73,18 +74,21 @@ class Cost:
 
 
 def cost(function: Callable[[], Any], inputs: Any) -> Cost:
-    """The compulsory cost of one call: its operations by torch's counter; every input read, every output written, once.
+    """The compulsory cost of one call: its operations by torch's counter; every input read, every output written,
+    once; of a table that is looked up, the rows that are found.
 
     Args:
         function: the call; it runs once, in eager.
         inputs: the tensors (in any structure) that it reads: arguments, parameters, buffers.
     """
-    with _Flops() as counter:
+    with _Counter() as counter:
         outputs = function()
     read = _unique(inputs)
     written = [t for t in _unique(outputs) if all(t is not r for r in read)]
     floats = [t.dtype for t in read if t.dtype.is_floating_point]
-    moved = sum(t.numel() * t.element_size() for t in (*read, *written))
+    moved = sum(min(counter.looked_up.get(t.data_ptr(), _bytes(t)), _bytes(t)) for t in read) + sum(
+        map(_bytes, written)
+    )
     return Cost(counter.flops, moved, floats[0] if floats else torch.float32)
 
 
@@ -96,26 +100,48 @@ def _sdpa_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torc
     return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
 
 
+def _convolution_backward(*args: Any, **_: Any) -> int:
+    grad, x, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
+    forward = 2 * (x if transposed else grad).numel() * weight[0].numel()
+    return forward * (bool(mask[0]) + bool(mask[1]))
+
+
 _aten = torch.ops.aten
-_MORE = {  # what torch's own counter lacks
+_OWN: dict[Any, Callable[..., int]] = {  # what torch's counter lacks, or has without regard to groups
+    _aten.convolution_backward: _convolution_backward,
     _aten._scaled_dot_product_flash_attention_for_cpu: _sdpa,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _sdpa_backward,
 }
 
 
-class _Flops(TorchDispatchMode):
-    """Counts by torch's own formulas. FlopCounterMode does too, but cannot be used around autograd.grad."""
+_LOOKUPS = (_aten.embedding, _aten.index_select, _aten.gather)  # of their first argument they read what they return
 
-    flops = 0
+
+class _Counter(TorchDispatchMode):
+    """Counts operations by torch's formulas, and what look-ups read of their tables.
+
+    torch's own FlopCounterMode cannot be used around autograd.grad.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+        self.looked_up: dict[int, int] = {}  # address of a table → bytes that were read of it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
-        if packet in flop_registry:
-            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
-        elif packet in _MORE:
-            self.flops += _MORE[packet](*args, **(kwargs or {}))
+        formula: Callable[..., int] | None = _OWN.get(packet, flop_registry.get(packet))
+        if formula is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        if packet in _LOOKUPS:
+            table = args[0].data_ptr()
+            self.looked_up[table] = self.looked_up.get(table, 0) + _bytes(out)
         return out
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _unique(structure: Any) -> list[torch.Tensor]:

@@ -36,6 +36,20 @@ def test_attention_is_counted_forward_and_backward():
     assert both > 3 * forward
 
 
+def test_of_a_table_that_is_looked_up_the_found_rows_are_read():
+    table, ids = torch.ones(1000, 16), torch.tensor([3, 4])
+    assert cost(lambda: F.embedding(ids, table), [ids, table]).moved == 2 * 8 + 2 * (2 * 16 * 4)
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_the_backward_of_a_convolution_is_twice_its_forward_whatever_the_groups(groups):
+    x, w = torch.ones(1, 8, 6, 6, requires_grad=True), torch.ones(8, 8 // groups, 3, 3, requires_grad=True)
+    forward = cost(lambda: F.conv2d(x.detach(), w.detach(), groups=groups), [x, w]).flops
+    assert forward == 2 * (8 * 4 * 4) * (8 // groups) * 9
+    both = cost(lambda: torch.autograd.grad(F.conv2d(x, w, groups=groups).sum(), (x, w)), [x, w]).flops
+    assert both == 3 * forward
+
+
 def test_the_peak_of_this_machine_is_a_plausible_one():
     peak = measure_peak(torch.device("cpu"), budget_s=0.1)
     assert all(1e8 < value < 1e13 for value in peak.bandwidth.values())

@@ -28,14 +28,6 @@ COLOURS = {
 PAGE = {"page": ("#ffffff", "#15171a"), "panel": ("#f6f7f8", "#1e2124"), "muted": ("#5c636b", "#a3a9b0")}
 _OF = {name: placeholder for placeholder, (name, _, _) in COLOURS.items()}
 _MARKS = {"portable": "o", "eager": "s", "inductor": "D", "kernel": "^"}
-_STATE = {
-    "met": "✓ met",
-    "kernel": "✓ met by a kernel",
-    "unmet": "✗ UNMET",
-    "wrong": "✗ WRONG",
-    "failed": "✗ FAILED",
-    "unjudged": "· unjudged",
-}
 
 
 def write(path: Path, rows: Sequence[Row], content: Mapping[str, Any], findings: Sequence[Finding] = ()) -> None:
@@ -87,7 +79,7 @@ def _css() -> str:
         "th,td{text-align:right;padding:.3rem .6rem;border-bottom:1px solid var(--faint);vertical-align:top;"
         "white-space:nowrap}"
         "th{color:var(--muted);font-weight:600}th:first-child,td:first-child,td.text,th.text{text-align:left}"
-        "td.text{white-space:normal;min-width:18rem}.good{color:var(--kernel)}.bad{color:var(--limit);font-weight:600}"
+        "td.text{white-space:normal;min-width:17rem}.good{color:var(--kernel)}.bad{color:var(--limit);font-weight:600}"
         "small{color:var(--muted)}"
         "ul.findings{background:var(--panel);padding:.6rem 2rem;border-left:4px solid var(--limit)}"
     )
@@ -104,8 +96,6 @@ def _findings(findings: Sequence[Finding]) -> str:
 
 def _table(rows: Sequence[Row]) -> str:
     heads = [
-        "workload",
-        "state",
         "portable p50",
         "p99",
         "SLO",
@@ -114,19 +104,17 @@ def _table(rows: Sequence[Row]) -> str:
         "kernel",
         "× best native",
         "roofline",
+        "compile",
+        "peak",
     ]
-    heads += ["compile", "peak"]
-    cells = "".join(f"<th>{head}</th>" for head in heads) + "<th class=text>decision and reason</th>"
+    cells = "<th>workload</th><th class=text>decision and reason</th>" + "".join(f"<th>{head}</th>" for head in heads)
     body = "".join(map(_row, rows))
     return f"<div class=scroll><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _row(row: Row) -> str:
-    look = {"met": "good", "kernel": "good", "unjudged": "muted"}.get(row.state, "bad")
     p99, best = row.p99_s.get("portable"), row.ratios.get(row.best_native or "")
     cells = [
-        f"{html.escape(row.workload)}<br><small>{html.escape(row.op)} · {html.escape(row.model)}</small>",
-        f"<span class={look}>{_STATE[row.state]}</span>",
         _interval(row, "portable"),
         text.seconds(p99),
         html.escape(text.limit(row)),
@@ -138,11 +126,18 @@ def _row(row: Row) -> str:
         f"{row.compile_s['portable']:.2f} s" if "portable" in row.compile_s else "–",
         f"{row.peak_mb['portable']:.1f} MB" if "portable" in row.peak_mb else "–",
     ]
-    why = html.escape(text.decision(row))
-    if row.state in ("met", "kernel") and row.reason:
-        why += f"<br><small>{html.escape(row.reason)}</small>"
-    why += "".join(f"<br><small>{html.escape(note)}</small>" for note in row.notes)
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}<td class=text>{why}</td></tr>"
+    name = f"{html.escape(row.workload)}<br><small>{html.escape(row.op)} · {html.escape(row.model)}</small>"
+    figures = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f"<tr><td>{name}</td><td class=text>{_decision(row)}</td>{figures}</tr>"
+
+
+def _decision(row: Row) -> str:
+    look = {"met": "good", "kernel": "good", "unjudged": "muted"}.get(row.state, "bad")
+    head, _, why = text.decision(row).partition(": ")
+    if row.state in ("met", "kernel"):
+        why = row.reason
+    lines = [why, *row.notes] if why else row.notes
+    return f"<span class={look}>{html.escape(head)}</span>" + "".join(f"<br>{html.escape(line)}" for line in lines)
 
 
 def _interval(row: Row, name: str) -> str:
@@ -191,6 +186,7 @@ def _svg(rows: Sequence[Row], draw: Callable[[Any, Sequence[Row]], bool]) -> str
         axes.grid(axis="x", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.tick_params(length=0)
+        axes.xaxis.set_major_formatter("{x:g}")
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, borderaxespad=0.2)

@@ -106,7 +106,7 @@ def run(
     """Measure ``workloads`` on ``backend`` and yield a row for each, in their order.
 
     Each workload gets an equal share of the time that is left. Where that is less than twice the longest compilation by
-    Inductor so far, Inductor is left out, and the row says so.
+    Inductor so far, its first apart, Inductor is left out, and the row says so.
 
     Args:
         gate: called as ``gate(workload, row, slo, backend=…, budget_s=…)`` for each row that was measured, is correct
@@ -129,7 +129,8 @@ def run(
                 min_rounds=min_rounds,
                 with_inductor=share > 2 * compiling,
             )
-            compiling = max(compiling, measured.compile_s.get("inductor", 0.0))
+            if index:  # the first compilation starts Inductor up as well
+                compiling = max(compiling, measured.compile_s.get("inductor", 0.0))
             fill(row, measured, peak)
             if gate is not None and row.slo is not None and row.state in ("met", "unmet"):
                 left = max(share - (clock() - started), 1.0)

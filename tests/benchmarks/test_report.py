@@ -44,9 +44,9 @@ def test_every_row_is_there_with_its_decision_worst_first(rows):
     assert table.count("<tr>") - table[table.index("Measured on") :].count("<tr>") == 1 + len(rows)
     for text in (
         "kernel aten",
-        "UNMET",
-        "WRONG: result 0 is off",
-        "FAILED: RuntimeError: no lowering for &lt;this&gt;",
+        "UNMET</span><br>2 × eager",
+        "WRONG</span><br>result 0 is off",
+        "FAILED</span><br>RuntimeError: no lowering for &lt;this&gt;",
     ):
         assert text in table
 
@@ -106,5 +106,5 @@ def test_findings_are_shown(rows):
 def test_a_run_in_which_everything_failed_has_a_report_too(rows_of, tmp_path):
     path = tmp_path / "report.html"
     report.write(path, rows_of({"a/b": RuntimeError("x")}), CONTENT)
-    assert "FAILED: RuntimeError: x" in path.read_text()
+    assert "FAILED</span><br>RuntimeError: x" in path.read_text()
     assert "<svg" not in path.read_text()

@@ -63,7 +63,7 @@ def bench(
     with console.status("measuring the machine's peak …"):
         peak = peak_of(name)
     budget_s = budget or min(runner.BUDGET_S[suite if not op else "all"], 20.0 * len(workloads))
-    gate = gate_of(name)
+    gate = gate_of(name, slos)
     found = runner.run(workloads, name, slos, budget_s=budget_s, compare=baselines, gate=gate, peak=peak)
     rows = list(progress(found, workloads, budget_s))
     content = results.to_dict(
@@ -166,9 +166,19 @@ def peak_of(backend: str) -> Any:
     return measure_peak(found.device())
 
 
-def gate_of(backend: str) -> Any:
+def gate_of(backend: str, slos: Any) -> Any:
     """The gate that decides about kernels for ``backend``; None where there is none: measure and report only."""
-    return None
+    from portable import backends
+    from portable.backends import pjrt
+    from portable.backends.xla import Xla
+    from portable.kernels import registry
+    from portable.slo.gate import Gate
+
+    from .gating import Gating
+
+    found = backends.get(backend)
+    label = f"xla:{pjrt.client(found.platform).platform}" if isinstance(found, Xla) else backend
+    return Gating(Gate(backend, label), slos) if registry.ops_with_kernels(label) else None
 
 
 def out_folder(path: Path) -> None:

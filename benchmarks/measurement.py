@@ -79,7 +79,11 @@ def measure(
     function, args = placed(workload, pt.device(backend))
     eager = call_of(function, args, workload.backward)
     result = Measurement({})
-    calls = {"portable": call_of(pt.compile(function, backend=backend, dynamic=False), args, workload.backward)}
+    calls = {
+        "portable": call_of(
+            pt.compile(function, backend=backend, dynamic=False, kernels="off"), args, workload.backward
+        )
+    }
     if "eager" in compare:
         calls["eager"] = eager
     if "inductor" in compare and with_inductor:

@@ -26,6 +26,7 @@ _HOME = {
 }
 _MODULES = {"backends", "config", "errors", "explain", "ops", "testing"}
 __all__ = [
+    "SLO",
     "__version__",
     "backends",
     "compile",
@@ -34,6 +35,7 @@ __all__ = [
     "errors",
     "explain",
     "ops",
+    "register_kernel",
     "testing",
     "use_backend",
 ]
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from portable.api import compile, device
     from portable.backends import use_backend
     from portable.explain import explain
+    from portable.kernels.registry import register_kernel
+    from portable.slo.objective import SLO
 
 
 def __getattr__(name: str) -> Any:

@@ -241,6 +241,7 @@ class Explanation:
     Attributes:
         ops: {overload: {how it runs: count}}.
         decisions: {overload: how its calls run and why, one entry a way}.
+        units: {(op, signature): (args, kwargs)} of the ops that have kernels here, tensors as Specs.
         fallbacks, graph_breaks, compiles: lists; empty means none.
     """
 
@@ -257,6 +258,7 @@ class Explanation:
                 counts = self.ops.setdefault(op, {})
                 counts[how] = counts.get(how, 0) + count
         self.decisions = _decisions(record.graphs, self.ops)
+        self.units: dict[tuple[str, str], Any] = {k: v for g in record.graphs for k, v in g.arguments_of.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The whole explanation as plain data."""
@@ -348,7 +350,9 @@ def _ops_table(decisions: dict[str, list[Chosen]]) -> Any:
     from rich.table import Table
 
     table = Table("op", "n", "runs as", "why", box=None)
-    ranked = sorted(decisions, key=lambda op: (all(c.why == _UNMEASURED for c in decisions[op]), -_calls(decisions[op])))
+    ranked = sorted(
+        decisions, key=lambda op: (all(c.why == _UNMEASURED for c in decisions[op]), -_calls(decisions[op]))
+    )
     for op in ranked[:_SHOWN]:
         for chosen in decisions[op]:
             verdict = f"  (verdict {chosen.verdict})" if chosen.verdict else ""
@@ -375,10 +379,10 @@ def _decisions(graphs: Sequence[GraphRecord], ops: dict[str, dict[str, int]]) ->
         for (op, _), (decision, n) in graph.decisions.items():
             key = (decision.provider, decision.why, decision.verdict, decision.rejected)
             decided.setdefault(op, Counter())[key] += n
-    for op, counts in decided.items():
+    for op, ways in decided.items():
         found[op] = [
             Chosen(n, "portable" if provider == "portable" else f"kernel {provider}", why, verdict, rejected)
-            for (provider, why, verdict, rejected), n in counts.items()
+            for (provider, why, verdict, rejected), n in ways.items()
         ]
     return {op: chosen for op, chosen in found.items() if chosen}
 

@@ -22,6 +22,8 @@ TOP_LEVEL = {
     "cli",
     "backends",
     "lowering",
+    "kernels",
+    "slo",
     "ops",
 }
 

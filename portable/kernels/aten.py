@@ -1,7 +1,8 @@
 """Any ATen kernel of the host inside an XLA program: the generic XLA FFI handler of aten_ffi.cc, built at first use.
 
-The handler wraps the program's own buffers as tensors, calls the overload through torch's dispatcher and copies its results
-back. It is built once with the C++ compiler on PATH and kept under PORTABLE_CACHE_DIR, keyed by its source, torch and jaxlib.
+The handler wraps the program's own buffers as tensors, calls the overload through torch's dispatcher and copies its
+results back. It is built once with the C++ compiler on PATH and kept under PORTABLE_CACHE_DIR, keyed by its source,
+torch and jaxlib.
 """
 
 from __future__ import annotations

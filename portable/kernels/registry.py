@@ -1,11 +1,12 @@
 """The registry of kernels: what implements which op, for which backends, dtypes and arguments.
 
-A kernel is a *candidate*. Registering one changes nothing: it is used where the gate has measured that the portable path
-misses its objective, and that the kernel is correct and meets it (portable/slo/gate.py), or where PORTABLE_KERNELS names it.
+A kernel is a *candidate*. Registering one changes nothing: it is used where the gate has measured that the portable
+path misses its objective, and that the kernel is correct and meets it (portable/slo/gate.py), or where PORTABLE_KERNELS
+names it.
 
-Kernels come from three places: the decorator `register_kernel`, the files ``portable/kernels/<op>/<provider>.py``, and the
-entry-point group ``portable.kernels`` of other packages (a module that registers). The last two are imported when kernels
-of a backend are first asked for.
+Kernels come from three places: the decorator `register_kernel`, the files ``portable/kernels/<op>/<provider>.py``, and
+the entry-point group ``portable.kernels`` of other packages (a module that registers). The last two are imported when
+kernels of a backend are first asked for.
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ class Kernel:
         provider: who made it.
         backends: the backends it is for, without variants.
         dtypes: of its first tensor argument; None means all.
-        accepts: predicate over the op's own arguments, tensors given as objects with shape, dtype and ndim; None means all.
-        abi: "torch", a function of torch tensors; or "jax", a function of JAX values, which becomes part of the program.
+        accepts: predicate over the op's own arguments, tensors given as objects with shape, dtype and ndim; None means
+            all.
+        abi: "torch", a function of torch tensors; or "jax", a function of JAX values, which becomes part of the
+            program.
         differentiable: its gradients are its own; otherwise the reference's are used.
-        implementation: the function, with the op's exact signature (a "jax" kernel may take the lowering's ``ctx`` first).
+        implementation: the function, with the op's exact signature (a "jax" kernel may take the lowering's ``ctx``
+            first).
         digest: SHA-256 of its source: a kernel that changed has no evidence.
     """
 
@@ -64,7 +68,8 @@ class Kernel:
         return next(iter(inspect.signature(self.implementation).parameters), "") == "ctx"
 
     def why_not(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-        """Why the kernel does not take these arguments; '' if it does. A predicate that raises or is no bool refuses."""
+        """Why the kernel does not take these arguments; '' if it does. A predicate that raises or is no bool
+        refuses."""
         first = next((a for a in args if hasattr(a, "dtype") and hasattr(a, "shape")), None)
         if self.dtypes is not None and first is not None and first.dtype not in self.dtypes:
             return f"not for {first.dtype}"
@@ -101,7 +106,8 @@ def register_kernel(
         backends, dtypes, accepts, abi, differentiable: see `Kernel`.
 
     Raises:
-        RegistrationError: no such op, a packet of overloads, a duplicate, an unknown abi, or another signature than the op's.
+        RegistrationError: no such op, a packet of overloads, a duplicate, an unknown abi, or another signature than the
+            op's.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,7 +220,9 @@ def parameters_of(op: str) -> list[str]:
     from portable import ops
 
     if op not in dir(ops):
-        raise RegistrationError(f"there is no portable op {op!r}", remedy="name a file of portable/ops, or an ATen overload")
+        raise RegistrationError(
+            f"there is no portable op {op!r}", remedy="name a file of portable/ops, or an ATen overload"
+        )
     return list(inspect.signature(getattr(ops, op).reference).parameters)
 
 

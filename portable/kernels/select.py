@@ -1,7 +1,7 @@
 """Which implementation of an op a program uses: one pure function. It measures nothing and reads nothing.
 
-The order: what PORTABLE_KERNELS names; else the ledger's decision, if its evidence is of this very machine and kernel; else
-the portable path. The answer says why, in words that `explain` shows.
+The order: what PORTABLE_KERNELS names; else the ledger's decision, if its evidence is of this very machine and kernel;
+else the portable path. The answer says why, in words that `explain` shows.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def select(
     if evidence.provider not in able:
         return Decision("portable", f"kernel {evidence.provider} is not registered here", evidence.verdict, rejected)
     if able[evidence.provider]:
-        return Decision("portable", f"kernel {evidence.provider}: {able[evidence.provider]}", evidence.verdict, rejected)
+        return Decision(
+            "portable", f"kernel {evidence.provider}: {able[evidence.provider]}", evidence.verdict, rejected
+        )
     return Decision(evidence.provider, evidence.why, evidence.verdict, rejected)
 
 

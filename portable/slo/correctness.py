@@ -18,7 +18,11 @@ def exactly(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The result of ``function`` with every float argument in float64."""
 
     def widen(x: torch.Tensor) -> torch.Tensor:
-        return x.to(torch.complex128 if x.is_complex() else torch.float64) if x.dtype.is_floating_point or x.is_complex() else x
+        return (
+            x.to(torch.complex128 if x.is_complex() else torch.float64)
+            if x.dtype.is_floating_point or x.is_complex()
+            else x
+        )
 
     args, kwargs = pytree.tree_map_only(torch.Tensor, widen, (args, kwargs))
     return function(*args, **kwargs)

@@ -1,9 +1,9 @@
 """The gate: a kernel is used only where it is needed, correct, and better; the ledger keeps why.
 
-In this order: the portable path is measured; only if the worse bound of its interval breaks the SLO are candidates tried,
-each in a process of its own, interleaved with the portable path; a candidate wins only if it is correct on every case,
-its own worse bound meets the SLO, and it beats the portable path beyond the noise; if none does, the portable path stays
-and the row is UNMET. A kernel that crashes, hangs or answers wrongly is put into quarantine with the reason.
+In this order: the portable path is measured; only if the worse bound of its interval breaks the SLO are candidates
+tried, each in a process of its own, interleaved with the portable path; a candidate wins only if it is correct on every
+case, its own worse bound meets the SLO, and it beats the portable path beyond the noise; if none does, the portable
+path stays and the row is UNMET. A kernel that crashes, hangs or answers wrongly is put into quarantine with the reason.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from portable.errors import LedgerError
 from portable.kernels import registry
 from portable.kernels.fingerprint import fingerprint
 from portable.kernels.ledger import Ledger, Verdict
@@ -95,9 +96,9 @@ class Gate:
         """
         first = judge(slo, samples_s, ideal_s=ideal_s)
         verdict = self._portable_verdict(unit, slo, first, samples_s, workload)
-        kernels = [k for k in registry.kernels_for(unit.op, self.label)]
+        kernels = registry.kernels_for(unit.op, self.label)
         if first.met or first.met is None:
-            self.ledger.decide(unit.op, unit.signature, self.label, PORTABLE, verdict.id, first.reason)
+            self._decide(unit, PORTABLE, verdict, first.reason)
             return Outcome(PORTABLE, bool(first.met), first.reason, not_tried=tuple(k.name for k in kernels))
         winners: list[tuple[float, Kernel, Verdict, str, Interval]] = []
         rejected: list[Rejected] = []
@@ -111,11 +112,23 @@ class Gate:
         if not winners:
             tried = "; ".join(f"{r.provider} {r.outcome}: {r.reason}" for r in rejected)
             reason = f"{first.reason}; {tried or 'no kernel is registered for it'}"
-            self.ledger.decide(unit.op, unit.signature, self.label, PORTABLE, verdict.id, reason)
+            self._decide(unit, PORTABLE, verdict, reason)
             return Outcome(PORTABLE, False, reason, rejected=tuple(rejected))
         _, kernel, verdict, reason, interval = min(winners, key=lambda w: w[0])
-        self.ledger.decide(unit.op, unit.signature, self.label, kernel.provider, verdict.id, reason)
+        if problem := self._decide(unit, kernel.provider, verdict, reason):
+            rejected.append(Rejected(kernel.provider, "not eligible", problem))
+            return Outcome(PORTABLE, False, problem, rejected=tuple(rejected))
         return Outcome(kernel.provider, True, reason, interval, tuple(rejected))
+
+    def _decide(self, unit: Unit, provider: str, verdict: Verdict, why: str) -> str:
+        """Enter a decision; what kept it out, if another process has quarantined the kernel meanwhile."""
+        try:
+            self.ledger.decide(unit.op, unit.signature, self.label, provider, verdict.id, why)
+        except LedgerError as failure:
+            if provider == PORTABLE:
+                raise
+            return failure.message
+        return ""
 
     def _ineligible(self, kernel: Kernel, unit: Unit, rejected: list[Rejected]) -> bool:
         why = self.ledger.quarantined(kernel.op, kernel.provider)
@@ -140,7 +153,7 @@ class Gate:
         module = modules.get(kernel.provider, kernel.implementation.__module__)
         own = module.startswith("portable.")
         request = Request(
-            unit, kernel.provider, self.backend, tuple(others), _baselines(slo), "" if own else module, budget_s,
+            unit, kernel.provider, self.backend, tuple(others), baselines_of(slo), "" if own else module, budget_s,
             seed=time.time_ns() % 2**31,
         )  # fmt: skip
         trial = self.trial(request, timeout_s=self.timeout_s + budget_s, memory_mb=self.memory_mb)
@@ -206,7 +219,8 @@ class Gate:
         return verdict
 
 
-def _baselines(slo: SLO) -> tuple[str, ...]:
+def baselines_of(slo: SLO) -> tuple[str, ...]:
+    """The baselines that an SLO needs in the same run."""
     if slo.metric != "ratio":
         return ("eager",)
     return ("eager", "inductor") if slo.baseline == "best_native" else (slo.baseline,)

@@ -1,7 +1,8 @@
-"""One candidate's trial, in a process of its own: is it correct on every case, and how fast is it beside the portable path.
+"""One candidate's trial, in a process of its own: is it correct on every case, and how fast is it beside the portable
+path.
 
-The process may crash, hang or eat memory; `run` says so and nothing else is lost. It gets what to try by pickle from its own
-parent alone.
+The process may crash, hang or eat memory; `run` says so and nothing else is lost. It gets what to try by pickle from
+its own parent alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,8 +164,9 @@ def unit_like(unit: Unit, args: Sequence[Any], kwargs: dict[str, Any]) -> Unit:
     from portable.kernels.select import signature_of
 
     spec = lambda x: Spec(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x  # noqa: E731
-    args, kwargs = pytree.tree_map(spec, tuple(args)), pytree.tree_map(spec, kwargs)
-    return Unit(unit.op, args, kwargs, signature_of(args, kwargs))
+    types = tuple(pytree.tree_map(spec, a) for a in args)
+    named = pytree.tree_map(spec, kwargs)
+    return Unit(unit.op, types, named, signature_of(types, named))
 
 
 def function_of(op: str) -> Callable[..., Any]:
@@ -234,9 +236,7 @@ def _resized(unit: Unit, args: list[Any], batch: int) -> list[Any] | None:
     first = args[0] if args and isinstance(args[0], torch.Tensor) else None
     if first is None or first.ndim < 2 or first.shape[0] == batch:
         return None
-    size = first.shape[0]
-    grow = lambda t: t[:1].expand(batch, *t.shape[1:]).clone() if t.shape[:1] == (size,) and t.ndim == first.ndim else t  # noqa: E731
-    resized = [grow(first), *args[1:]]
+    resized = [first[:1].expand(batch, *first.shape[1:]).clone(), *args[1:]]
     try:
         function_of(unit.op)(*resized, **unit.kwargs)
     except Exception:  # eager refuses this size for this op: no case
@@ -249,10 +249,10 @@ def check(request: Request, unit: Unit, args: Sequence[Any], kwargs: dict[str, A
     from portable.slo.correctness import difference, exactly
 
     before = pytree.tree_map_only(torch.Tensor, torch.clone, (list(args), kwargs))
-    function = compiled(request, unit, request.provider)
+    function = compiled_call(unit, request.backend, request.provider)
     tensors = [x for x in pytree.tree_leaves((list(args), kwargs)) if isinstance(x, torch.Tensor)]
     with torch.no_grad():
-        result = function(*tensors)
+        (result,) = function(*tensors)
         for x, y in zip(pytree.tree_leaves((list(args), kwargs)), pytree.tree_leaves(before), strict=True):
             if isinstance(x, torch.Tensor) and not torch.equal(_bits(x), _bits(y)):
                 return "it wrote to its arguments"
@@ -266,46 +266,69 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(x.float() if x.is_floating_point() else x, nan=1.5) if not x.is_complex() else x
 
 
-def compiled(request: Request, unit: Unit, provider: str) -> Callable[..., Any]:
-    """The op as a function of its tensors alone, compiled for the backend with one provider ("off": portable)."""
+def compiled_call(unit: Unit, backend: str, provider: str, copies: int = 1) -> Callable[..., Any]:
+    """`repeated`, compiled for the backend with one provider ("off": the portable path)."""
     import portable as pt
 
     kernels = "off" if provider == "off" else f"{unit.op}={provider}"
-    return pt.compile(_call_of(unit), backend=request.backend, dynamic=False, kernels=kernels)
+    compiled: Callable[..., Any] = pt.compile(repeated(unit, copies), backend=backend, dynamic=False, kernels=kernels)
+    return compiled
 
 
-def _call_of(unit: Unit) -> Callable[..., Any]:
+def repeated(unit: Unit, copies: int) -> Callable[..., Any]:
+    """``copies`` calls of the op, as a function of the tensors of all of them."""
     op = function_of(unit.op)
     leaves, tree = pytree.tree_flatten((list(unit.args), dict(unit.kwargs)), is_leaf=lambda x: isinstance(x, Spec))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Spec)]
     constants = [None if isinstance(leaf, Spec) else leaf for leaf in leaves]
 
     def call(*tensors: torch.Tensor) -> Any:
-        values = list(constants)
-        for place, tensor in zip(places, tensors, strict=True):
-            values[place] = tensor
-        args, kwargs = pytree.tree_unflatten(values, tree)
-        return op(*args, **kwargs)
+        results = []
+        for n in range(copies):
+            values = list(constants)
+            for place, tensor in zip(places, tensors[n * len(places) : (n + 1) * len(places)], strict=True):
+                values[place] = tensor
+            args, kwargs = pytree.tree_unflatten(values, tree)
+            results.append(op(*args, **kwargs))
+        return results
 
     return call
 
 
 def timed(request: Request) -> dict[str, list[float]]:
     """Seconds per call of the portable path, the candidate and the baselines, interleaved."""
-    try:
-        from portable.benchmarks.timer import interleave
-    except ImportError:  # a source tree that is not installed
-        from benchmarks.timer import interleave
+    names = {"portable": "off", "candidate": request.provider}
+    return measured(request.unit, request.backend, names, request.baselines, request.budget_s, request.seed + 1)
 
-    unit = request.unit
-    generator = torch.Generator().manual_seed(request.seed + 1)
-    args, kwargs = tensors_for(unit, generator)
-    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    functions = {"portable": compiled(request, unit, "off"), "candidate": compiled(request, unit, request.provider)}
-    if "eager" in request.baselines:
-        functions["eager"] = _call_of(unit)
-    if "inductor" in request.baselines:
-        functions["inductor"] = torch.compile(_call_of(unit), dynamic=False)
+
+SAMPLE_S = 1e-3
+COPIES = 16
+
+
+def measured(
+    unit: Unit, backend: str, providers: Mapping[str, str], baselines: Sequence[str], budget_s: float, seed: int = 0
+) -> dict[str, list[float]]:
+    """Seconds per call of a unit inside a program, by name, interleaved.
+
+    A short op is measured as several calls on different arguments in one program, divided by their number: what a call
+    of the whole program costs is not the op's.
+
+    Args:
+        providers: {name: "off" for the portable path, or a kernel's provider}.
+        baselines: of "eager", "inductor".
+    """
+    interleave = _timer().interleave
+
+    generator = torch.Generator().manual_seed(seed)
+    eager = repeated(unit, 1)
+    first = _tensors(unit, generator)
+    copies = min(COPIES, max(1, round(SAMPLE_S / _once(eager, first))))
+    tensors = first + [t for _ in range(copies - 1) for t in _tensors(unit, generator)]
+    functions = {name: compiled_call(unit, backend, provider, copies) for name, provider in providers.items()}
+    if "eager" in baselines:
+        functions["eager"] = repeated(unit, copies)
+    if "inductor" in baselines:
+        functions["inductor"] = torch.compile(repeated(unit, copies), dynamic=False)
 
     def bound(function: Callable[..., Any]) -> Callable[[], Any]:
         def call() -> Any:
@@ -314,4 +337,28 @@ def timed(request: Request) -> dict[str, list[float]]:
 
         return call
 
-    return interleave({name: bound(f) for name, f in functions.items()}, budget_s=request.budget_s)
+    samples = interleave({name: bound(f) for name, f in functions.items()}, budget_s=budget_s)
+    return {name: [s / copies for s in values] for name, values in samples.items()}
+
+
+def _timer() -> Any:
+    """The one timer: of the installed package, or of the source tree that this runs in."""
+    try:
+        return importlib.import_module("portable.benchmarks.timer")
+    except ImportError:
+        return importlib.import_module("benchmarks.timer")
+
+
+def _tensors(unit: Unit, generator: torch.Generator) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(tensors_for(unit, generator)) if isinstance(x, torch.Tensor)]
+
+
+def _once(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> float:
+    """Seconds of the fastest of a few calls."""
+
+    def one() -> float:
+        began = time.perf_counter()
+        function(*tensors)
+        return time.perf_counter() - began
+
+    return max(1e-6, min(one() for _ in range(5)))

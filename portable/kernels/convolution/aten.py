@@ -12,7 +12,9 @@ from portable.kernels.registry import register_kernel
 OP = torch.ops.aten.convolution.default
 
 
-def accepts(input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: Any, *rest: Any) -> bool:
+def accepts(
+    input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: Any, *rest: Any
+) -> bool:
     """Grouped convolutions, and 1×1 ones; not transposed."""
     pointwise = all(n == 1 for n in weight.shape[2:])
     return bool(not transposed and (rest[-1] > 1 or pointwise))

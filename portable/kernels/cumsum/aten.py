@@ -11,7 +11,11 @@ from portable.kernels.registry import register_kernel
 
 
 @register_kernel(
-    "aten.cumsum.default", provider="aten", backends=("xla:cpu",), dtypes=(torch.float32, torch.float64, torch.int64), abi="jax"
+    "aten.cumsum.default",
+    provider="aten",
+    backends=("xla:cpu",),
+    dtypes=(torch.float32, torch.float64, torch.int64),
+    abi="jax",
 )
 def cumsum(ctx: Any, *args: Any, **kwargs: Any) -> Any:
     return aten.call(ctx, torch.ops.aten.cumsum.default, args, kwargs)

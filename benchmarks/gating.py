@@ -1,0 +1,109 @@
+"""The gate as the runner calls it: which units a workload consists of, and what was decided about them.
+
+A unit is one op with the types of its arguments, as the lowering met it. A workload of one op has one; a model has as
+many as it has distinct calls of ops that have kernels, and each is measured by itself before the gate decides about it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from portable.slo.gate import Gate, Outcome, baselines_of
+from portable.slo.objective import SLO, slo_for
+from portable.slo.statistics import Interval
+from portable.slo.trial import Unit, measured
+
+from .measurement import call_of as workload_call
+from .measurement import placed
+from .runner import Row
+from .workloads import Workload
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What the gate said of a workload: the runner's `Outcome`.
+
+    Attributes:
+        provider: "portable", or the provider of the kernels that won.
+        interval: seconds per call of the workload with those kernels; None where the portable path stays.
+        reason: one line.
+    """
+
+    provider: str
+    interval: Interval | None
+    reason: str
+
+
+@dataclass
+class Gating:
+    """Called by the runner for each row that was measured.
+
+    Attributes:
+        gate: decides and writes to the ledger.
+        slos: of the file, for the units of a model.
+        known: what was decided in this run, by (op, signature).
+    """
+
+    gate: Gate
+    slos: Mapping[str, SLO]
+    known: dict[tuple[str, str], Outcome] = field(default_factory=dict)
+    recorded: dict[str, list[Unit]] = field(default_factory=dict)
+
+    def __call__(self, workload: Workload, row: Row, slo: SLO, *, backend: str, budget_s: float) -> Decided | None:
+        units = units_of(workload, backend)
+        for unit in units:
+            self.recorded.setdefault(unit.op, []).append(unit)
+        if workload.group != "models":
+            units = [u for u in units if u.op == workload.op]
+        if not units:
+            return None
+        began = time.monotonic()
+        outcomes = []
+        for i, unit in enumerate(units):
+            left = max(budget_s - (time.monotonic() - began), 1.0) / (len(units) - i)
+            outcomes.append(self._outcome(workload, row, slo, unit, left))
+        return _summary(outcomes)
+
+    def _outcome(self, workload: Workload, row: Row, slo: SLO, unit: Unit, budget_s: float) -> Outcome:
+        key = (unit.op, unit.signature)
+        if key in self.known:
+            return self.known[key]
+        if workload.group == "models":
+            slo = slo_for(f"{unit.op.split('.')[1] if '.' in unit.op else unit.op}/{workload.name}", self.slos) or slo
+        samples = measured(unit, self.gate.backend, {"portable": "off"}, baselines_of(slo), budget_s / 3)
+        others = [u for u in self.recorded.get(unit.op, ()) if u.signature != unit.signature][-4:]
+        self.known[key] = self.gate.decide(
+            unit,
+            slo,
+            samples,
+            workload=workload.name,
+            others=others,
+            budget_s=budget_s,
+            ideal_s=row.ideal_s if workload.group == "ops" else None,
+        )
+        return self.known[key]
+
+
+def units_of(workload: Workload, backend: str) -> list[Unit]:
+    """The distinct calls of ops that have kernels in a workload's programs, as its compilation meets them."""
+    import portable as pt
+
+    function, args = placed(workload, pt.device(backend))
+    compiled = pt.compile(function, backend=backend, dynamic=False, kernels="off")
+    workload_call(compiled, args, workload.backward)()
+    found: dict[tuple[str, str], Unit] = {}
+    for (op, signature), (unit_args, kwargs) in pt.explain(compiled, show=False).units.items():
+        found[op, signature] = Unit(op, tuple(unit_args), kwargs, signature)
+    return list(found.values())
+
+
+def _summary(outcomes: Sequence[Outcome]) -> Decided:
+    kernels = [o for o in outcomes if o.provider != "portable"]
+    if len(outcomes) == 1:
+        (only,) = outcomes
+        return Decided(only.provider, only.interval, only.reason)
+    missed = sum(not o.met for o in outcomes)
+    counts = f"{len(outcomes)} ops with kernels: {len(kernels)} by a kernel, {missed} UNMET"
+    return Decided(kernels[0].provider if kernels else "portable", None, counts)

@@ -68,7 +68,9 @@ def matrix_exp(ctx: Context, x: jax.Array) -> jax.Array:
     if x.size == 0:
         return x
     if x.dtype not in (jnp.float64, jnp.complex128):
-        ctx.refuse("its rounding in less than float64 cannot be reproduced (torch's own error reaches 1e-3): use float64")
+        ctx.refuse(
+            "its rounding in less than float64 cannot be reproduced (torch's own error reaches 1e-3): use float64"
+        )
     if x.shape[-1] == 1:
         return lax.exp(x)
     norm = jnp.max(jnp.sum(jnp.abs(x), axis=-2), axis=-1)

@@ -16,6 +16,7 @@ arrays. Register one in its family's file::
 An overload is registered once; a packet (``aten.add``), a duplicate or a missing overload raises here, at import.
 Another package adds lowerings through the entry-point group ``portable.lowerings`` (a module that registers rules).
 """
+
 from __future__ import annotations
 
 import functools

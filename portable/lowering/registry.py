@@ -97,7 +97,7 @@ def lower(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 def lower_library(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: lowers the overload ``namespace::op.overload`` of a library that may not be imported yet, or not be there."""
+    """Decorator: lowers the overload ``namespace::op.overload`` of a library that may be absent or not imported yet."""
 
     def decorate(rule: Callable[..., Any]) -> Callable[..., Any]:
         if name in LIBRARY_RULES:

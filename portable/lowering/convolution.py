@@ -161,7 +161,9 @@ def convolution(
     at = Windows.of(ctx, w.ndim - 2, stride, padding, dilation, groups)
     beyond = any(extra >= step for extra, step in zip(output_padding, at.stride, strict=False))
     if transposed and beyond and w.ndim == 5 and np.dtype(x.dtype).itemsize == 2:
-        ctx.refuse("in 3-d with an output_padding of the stride or more torch accumulates in half precision: use float32")
+        ctx.refuse(
+            "in 3-d with an output_padding of the stride or more torch accumulates in half precision: use float32"
+        )
     apply = spread if transposed else correlate
     out = gauss(lambda a, b: apply(a, b, at, ctx.result.shape[2:]), x, w)
     if bias is not None:

@@ -39,15 +39,15 @@ def with_masks(indices: Sequence[jax.Array | None]) -> list[jax.Array | None]:
 
 def coordinates(ctx: Context, shape: Sequence[int], indices: Sequence[jax.Array | None]) -> tuple[jax.Array, list[int]]:
     """The indices of advanced indexing as one array (*broadcast shape, indexed dims), and the dims that they index."""
-    dims = [d for d, index in enumerate(indices) if index is not None]
-    if any(indices[d].dtype == np.bool_ for d in dims):
+    given = {d: index for d, index in enumerate(indices) if index is not None}
+    if any(index.dtype == np.bool_ for index in given.values()):
         ctx.refuse("a boolean index selects a number of elements that depends on the data")
-    common = np.broadcast_shapes(*(indices[d].shape for d in dims))
-    if any(shape[d] == 0 for d in dims) and 0 not in common:
+    common = np.broadcast_shapes(*(index.shape for index in given.values()))
+    if any(shape[d] == 0 for d in given) and 0 not in common:
         ctx.refuse("an index into an empty dimension is out of range")
-    kind = np.int64 if any(indices[d].dtype == np.int64 for d in dims) else np.int32
-    columns = [lax.convert_element_type(broadcast(wrapped(indices[d], shape[d]), common), kind) for d in dims]
-    return lax.concatenate([lax.expand_dims(c, (c.ndim,)) for c in columns], len(common)), dims
+    kind = np.int64 if any(index.dtype == np.int64 for index in given.values()) else np.int32
+    columns = [lax.convert_element_type(broadcast(wrapped(i, shape[d]), common), kind) for d, i in given.items()]
+    return lax.concatenate([lax.expand_dims(c, (c.ndim,)) for c in columns], len(common)), list(given)
 
 
 def placement(dims: Sequence[int], ndim: int, batch: int) -> tuple[int, ...]:
@@ -67,17 +67,17 @@ def _positions(ctx: Context, indices: Sequence[jax.Array | None]) -> list[jax.Ar
 
     Their number is the size of the result there: it is known where the trace knew it, as for a mask that is a constant.
     """
-    given = [d for d, i in enumerate(indices) if i is not None]
-    if len(given) > 1:
+    (first, mask), *others = ((d, i) for d, i in enumerate(indices) if i is not None)
+    if others:
         ctx.refuse("a boolean index beside another one selects a number of elements that depends on the data")
-    first, mask = given[0], indices[given[0]]
     if mask.ndim == 0:
         ctx.refuse("a boolean scalar as an index selects a number of elements that depends on the data")
     count = ctx.result.shape[first]
     _, order = lax.sort(
         (lax.bitwise_not(lax.reshape(mask, (mask.size,))), lax.iota(np.int64, mask.size)), is_stable=True, num_keys=1
     )
-    flat, found = lax.slice_in_dim(order, 0, count), []
+    flat = lax.slice_in_dim(order, 0, count)
+    found: list[jax.Array] = []
     for n in reversed(mask.shape):
         found.insert(0, lax.rem(flat, lax.full_like(flat, max(n, 1))))
         flat = lax.div(flat, lax.full_like(flat, max(n, 1)))

@@ -8,6 +8,7 @@ cell. The gradients are JAX's of the forward formula, whose corner positions are
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -85,16 +86,13 @@ def _over_channels(weight: jax.Array, like: jax.Array) -> jax.Array:
 
 def _linear(image: jax.Array, at: Sequence[jax.Array], r: Round) -> jax.Array:
     floors = [lax.stop_gradient(lax.floor(p)) for p in at]
-    out = None
+    terms = []
     for corner in itertools.product((0, 1), repeat=len(at)):
-        weight = None
-        for p, low, high in zip(at, floors, corner, strict=True):
-            side = r(p - low) if high else r(r(low + 1) - p)
-            weight = side if weight is None else r(weight * side)
+        sides = [r(p - low) if high else r(r(low + 1) - p) for p, low, high in zip(at, floors, corner, strict=True)]
+        weight = functools.reduce(lambda a, b: r(a * b), sides)
         taken = fetch(image, [low + high for low, high in zip(floors, corner, strict=True)])
-        term = r(taken * _over_channels(weight, taken))
-        out = term if out is None else r(out + term)
-    return out
+        terms.append(r(taken * _over_channels(weight, taken)))
+    return functools.reduce(lambda a, b: r(a + b), terms)
 
 
 def _cubic_weights(t: jax.Array, r: Round) -> list[jax.Array]:
@@ -117,16 +115,13 @@ def _cubic(image: jax.Array, at: Sequence[jax.Array], move: Sequence[Round], r: 
     rows = []
     for i in range(4):
         y = move[0](floors[0] + (i - 1))
-        row = None
+        terms = []
         for j in range(4):
             taken = fetch(image, [y, move[1](floors[1] + (j - 1))])
-            term = r(taken * _over_channels(weights[1][j], taken))
-            row = term if row is None else r(row + term)
+            terms.append(r(taken * _over_channels(weights[1][j], taken)))
+        row = functools.reduce(lambda a, b: r(a + b), terms)
         rows.append(r(row * _over_channels(weights[0][i], row)))
-    out = rows[0]
-    for row in rows[1:]:
-        out = r(out + row)
-    return out
+    return functools.reduce(lambda a, b: r(a + b), rows)
 
 
 def sample(image: jax.Array, grid: jax.Array, mode: int, padding_mode: int, align_corners: bool, r: Round) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Matrix products of groups of rows, one matrix a group: what a mixture of experts computes once its tokens are sorted."""
+"""Matrix products of groups of rows, one matrix a group: a mixture of experts once its tokens are sorted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def group_sizes(offsets: jax.Array) -> jax.Array:
 
 
 def rows_by_matrix(ctx: Context, x: jax.Array, y: jax.Array, offsets: jax.Array) -> jax.Array:
-    """``x[rows of g] @ y[g]`` for each group g; rows after the last group are zero. x: [S, K], y: [G, K, N] → [S, N]."""
+    """``x[rows of g] @ y[g]`` for each group g; rows after the last group are zero.
+
+    x: [S, K], y: [G, K, N] → [S, N].
+    """
     wide = jnp.float32 if x.dtype in (jnp.bfloat16, jnp.float16) else x.dtype
     out = lax.ragged_dot(x, y, group_sizes(offsets), precision=ctx.precision, preferred_element_type=wide)
     return lax.convert_element_type(out, x.dtype)

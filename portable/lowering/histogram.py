@@ -91,8 +91,8 @@ def _edges(
     for dim, count in enumerate(bins):
         low, high = limits[2 * dim : 2 * dim + 2] if limits else (0.0, 1.0)
         column = lax.index_in_dim(points, dim, 1, keepdims=False)
-        low, high = _extent(column, low, high, limits is None, 0.5)
-        edges.append(spaced(low, high, count + 1, dtype))
+        start, end = _extent(column, low, high, limits is None, 0.5)
+        edges.append(spaced(start, end, count + 1, dtype))
     return edges
 
 

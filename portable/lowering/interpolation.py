@@ -115,7 +115,7 @@ def nearest_exact(inputs: int, outputs: int, align_corners: bool, factor: float 
 
 def _sources(inputs: int, outputs: int, align_corners: bool, factor: float | None, real: type) -> np.ndarray:
     scale = source_scale(inputs, outputs, align_corners, factor, real)
-    i = np.arange(outputs).astype(real)
+    i: np.ndarray = np.arange(outputs).astype(real)
     return scale * i if align_corners else scale * (i + real(0.5)) - real(0.5)
 
 

@@ -7,6 +7,8 @@ below half a unit in the last place are those of their table 2. torch's kernel e
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -58,7 +60,11 @@ def _taylor(x: jax.Array) -> jax.Array:
     square = _product(x, x)
     cube = _product(x, square)
     powers = (identity_like(x), x, square, cube, _product(cube, cube))
-    b1, b2, b3, b4, b5 = (sum(c * p for c, p in zip(row, powers, strict=True) if c) for row in T18)
+
+    def combined(row: tuple[float, ...]) -> jax.Array:
+        return functools.reduce(jnp.add, (c * p for c, p in zip(row, powers, strict=True) if c))
+
+    b1, b2, b3, b4, b5 = map(combined, T18)
     a = _product(b1, b5) + b4
     return b2 + _product(b3 + a, a)
 
@@ -68,7 +74,9 @@ def matrix_exp(ctx: Context, x: jax.Array) -> jax.Array:
     if x.size == 0:
         return x
     if x.dtype not in (jnp.float64, jnp.complex128):
-        ctx.refuse("its rounding in less than float64 cannot be reproduced (torch's own error reaches 1e-3): use float64")
+        ctx.refuse(
+            "its rounding in less than float64 cannot be reproduced (torch's own error reaches 1e-3): use float64"
+        )
     if x.shape[-1] == 1:
         return lax.exp(x)
     norm = jnp.max(jnp.sum(jnp.abs(x), axis=-2), axis=-1)

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 @lower(aten._linalg_eigh.default)
-def eigh(ctx: Context, x: jax.Array, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Array, jax.Array]:
+def eigh(ctx: Context, x: jax.Array, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Array, ...]:
     if x.size == 0:
         return tuple(jnp.zeros(r.shape, r.jax_dtype) for r in ctx.result)
     vectors, values = lax.linalg.eigh(x, lower=UPLO.upper() == "L", symmetrize_input=False)
@@ -26,7 +26,7 @@ def eigh(ctx: Context, x: jax.Array, UPLO: str = "L", compute_v: bool = True) ->
 
 
 @lower(aten.linalg_eig.default)
-def eig(ctx: Context, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def eig(ctx: Context, x: jax.Array) -> tuple[jax.Array, ...]:
     if x.size == 0:
         return tuple(jnp.zeros(r.shape, r.jax_dtype) for r in ctx.result)
     values, vectors = lax.linalg.eig(x, compute_left_eigenvectors=False)
@@ -56,7 +56,8 @@ def singular(x: jax.Array, full: bool) -> tuple[jax.Array, jax.Array, jax.Array]
         u = identity_like(jnp.zeros((*batch, m, m if full else k), x.dtype))
         vh = identity_like(jnp.zeros((*batch, n if full else k, n), x.dtype))
         return u, jnp.zeros((*batch, k), jnp.zeros((), x.dtype).real.dtype), vh
-    return lax.linalg.svd(x, full_matrices=full)
+    u, s, vh = lax.linalg.svd(x, full_matrices=full)
+    return u, s, vh
 
 
 @lower(aten._linalg_svd.default)

@@ -100,7 +100,7 @@ def matmul(ctx: Context, x: jax.Array, y: jax.Array) -> jax.Array:
 def blend(ctx: Context, x: jax.Array, product: jax.Array, beta: complex, alpha: complex) -> jax.Array:
     """``beta * x + alpha * product``, computed in the accumulator's dtype; a beta of 0 ignores NaN and Inf in ``x``."""
     if jnp.issubdtype(product.dtype, jnp.integer):
-        alpha, beta = int(alpha), int(beta)
+        alpha, beta = int(alpha.real), int(beta.real)
     if alpha != 1:
         product = lax.mul(product, place_scalar(alpha, product))
     if beta != 0:

@@ -269,6 +269,8 @@ def native_batch_norm(
         ctx.refuse("it writes to the running statistics and was not functionalised")
     if training:
         return as_results(_trained(x, weight, bias, None, momentum, eps), ctx.result)
+    if running_mean is None or running_var is None:
+        ctx.refuse("it evaluates without running statistics")
     out = cast(_evaluated(x, weight, bias, running_mean, running_var, eps), ctx.result[0].dtype)
     return (out, *map(_empty, ctx.result[1:]))
 
@@ -329,10 +331,10 @@ def batch_norm_backward(
     g: jax.Array,
     x: jax.Array,
     weight: jax.Array | None,
-    running_mean: jax.Array | None,
-    running_var: jax.Array | None,
-    save_mean: jax.Array | None,
-    save_invstd: jax.Array | None,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_invstd: Any,
     train: bool,
     eps: float,
     output_mask: Sequence[bool],

@@ -188,7 +188,7 @@ def max_pool_with_indices(
     padding: Sequence[int] | int = 0,
     dilation: Sequence[int] | int = 1,
     ceil_mode: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     rank = 2 if ctx.op is aten.max_pool2d_with_indices.default else 3
     pool = Pool.of(rank, x.shape, ctx.result[0].shape, kernel_size, stride, padding, dilation)
     if 0 in ctx.result[0].shape:

@@ -96,7 +96,7 @@ def window_maxima(x: jax.Array, taps: Sequence[jax.Array], inside: Sequence[np.n
     return x, cast(where, torch.int64)
 
 
-def _pooled(ctx: Context, x: jax.Array, rank: int, taps: list, inside: list) -> tuple[jax.Array, jax.Array]:
+def _pooled(ctx: Context, x: jax.Array, rank: int, taps: list, inside: list) -> tuple[jax.Array, ...]:
     shape = ctx.result[0].shape
     if 0 in shape:
         return tuple(jnp.zeros(r.shape, r.jax_dtype) for r in ctx.result)
@@ -106,7 +106,7 @@ def _pooled(ctx: Context, x: jax.Array, rank: int, taps: list, inside: list) -> 
 
 
 @lower(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
-def adaptive_max_pool(ctx: Context, x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+def adaptive_max_pool(ctx: Context, x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Array, ...]:
     rank = 2 if ctx.op is aten.adaptive_max_pool2d.default else 3
     taps, inside = [], []
     for n, out in zip(x.shape[-rank:], ctx.result[0].shape[-rank:], strict=True):
@@ -126,7 +126,7 @@ def adaptive_max_pool_backward(ctx: Context, g: jax.Array, x: jax.Array, indices
 @lower(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default)
 def fractional_max_pool(
     ctx: Context, x: jax.Array, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Window ``i`` starts at ``int((i + u) * a) - int(u * a)``, ``a = (n - k) / (out - 1)``; the last at ``n - k``.
 
     ``u`` is the sample of plane and dimension; in 2d ordered (width, height), in 3d (time, height, width).

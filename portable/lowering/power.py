@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,13 +22,13 @@ def pow_int(x: jax.Array, y: jax.Array) -> jax.Array:
     """Integer power by repeated squaring; a negative exponent gives 0, except of 1 and -1."""
     one, zero = num(1, x), num(0, x)
 
-    def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def step(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         result, base, exponent = state
         odd = lax.ne(lax.bitwise_and(exponent, one), zero)
         result = lax.select(odd, lax.mul(result, base), result)
         return result, lax.mul(base, base), lax.shift_right_logical(exponent, lax.full_like(exponent, 1))
 
-    def more(state: tuple[jax.Array, ...]) -> jax.Array:
+    def more(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         return lax.reduce_or(lax.ne(state[2], zero), tuple(range(x.ndim)))
 
     exponent = lax.max(y, zero) if is_signed(x) else y
@@ -55,7 +56,7 @@ def _complex_power(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 # exponents for which torch has a formula of its own, with other values at -0.0 and -inf than pow
-_SPECIAL_POWERS = {
+_SPECIAL_POWERS: dict[complex, Callable[[jax.Array], jax.Array]] = {
     0.5: lax.sqrt,
     -0.5: lax.rsqrt,
     2: lax.square,
@@ -76,7 +77,7 @@ def pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
 
     def formula(x: jax.Array) -> jax.Array:
         if jnp.issubdtype(x.dtype, jnp.integer):
-            return lax.integer_pow(x, int(exponent))
+            return lax.integer_pow(x, int(exponent.real))
         special = _SPECIAL_POWERS.get(exponent)
         if ctx.result.dtype is torch.float16 and exponent in (0.5, -0.5):
             special = None  # torch takes pow there

@@ -45,14 +45,15 @@ def seeded(ctx: Context, spec: Spec, fill: Callable[..., Any], generator: Any = 
         return None
     if math.prod(spec.shape) > LARGEST_CONSTANT:
         return None
-    strides = next((s for s in ctx.strides[:1] if s is not None and len(s) == len(spec.shape)), None)
-    dense = strides is not None and _dense(spec.shape, strides)
+    strides = ctx.strides[0] if ctx.strides else None
+    if strides is not None and not (len(strides) == len(spec.shape) and _dense(spec.shape, strides)):
+        strides = None
 
     def draw(source: torch.Generator) -> torch.Tensor:
-        if dense:
-            out = torch.empty_strided(spec.shape, tuple(strides), dtype=spec.dtype)
-        else:
+        if strides is None:
             out = torch.empty(spec.shape, dtype=spec.dtype)
+        else:
+            out = torch.empty_strided(spec.shape, tuple(strides), dtype=spec.dtype)
         fill(out, source)
         return out
 

@@ -85,7 +85,8 @@ def random(ctx: Context, x: jax.Array, *, generator: Any = None) -> jax.Array:
 
 @lower(aten.random.to)
 def random_to(ctx: Context, x: jax.Array, high: int, *, generator: Any = None) -> jax.Array:
-    return _integers(ctx, ctx.result, 0, *_whole(ctx, high), generator)
+    (high,) = _whole(ctx, high)
+    return _integers(ctx, ctx.result, 0, high, generator)
 
 
 @lower(getattr(aten.random, "from"))

@@ -16,6 +16,7 @@ arrays. Register one in its family's file::
 An overload is registered once; a packet (``aten.add``), a duplicate or a missing overload raises here, at import.
 Another package adds lowerings through the entry-point group ``portable.lowerings`` (a module that registers rules).
 """
+
 from __future__ import annotations
 
 import functools
@@ -96,7 +97,7 @@ def lower(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 def lower_library(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: lowers the overload ``namespace::op.overload`` of a library that may not be imported yet, or not be there."""
+    """Decorator: lowers the overload ``namespace::op.overload`` of a library that may be absent or not imported yet."""
 
     def decorate(rule: Callable[..., Any]) -> Callable[..., Any]:
         if name in LIBRARY_RULES:

@@ -56,9 +56,9 @@ def lstm(
 
 def _layer(ctx: Context, args: Sequence[Any], reverse: bool, has_biases: bool) -> tuple[jax.Array, ...]:
     x, w_input, w_hidden, b_input, b_hidden, hidden, cell = map(_wide, args)
+    hidden, cell = (lax.reshape(s, s.shape[-2:]) for s in (hidden, cell))
     biases = (b_input, b_hidden) if has_biases else (None, None)
-    state = (lax.reshape(s, s.shape[-2:]) for s in (hidden, cell))
-    return lstm(ctx, x, w_input, w_hidden, *biases, *state, reverse)
+    return lstm(ctx, x, w_input, w_hidden, biases[0], biases[1], hidden, cell, reverse)
 
 
 def _supported(ctx: Context, mode: int, batch_sizes: Any) -> None:

@@ -48,12 +48,12 @@ def index_put(
     ctx: Context, x: jax.Array, indices: Sequence[jax.Array | None], values: jax.Array, accumulate: bool = False
 ) -> jax.Array:
     indices = with_masks(indices)
-    given = [d for d, i in enumerate(indices) if i is not None]
+    given = {d: i for d, i in enumerate(indices) if i is not None}
     if x.size == 0 or values.size == 0:
         return x
     values = cast(values, ctx.result.dtype)
-    if any(indices[d].dtype == np.bool_ for d in given):
-        return _put_by_mask(ctx, x, indices, given, values, accumulate)
+    if any(i.dtype == np.bool_ for i in given.values()):
+        return _put_by_mask(ctx, x, indices, list(given), values, accumulate)
     if not given:
         values = broadcast(values, x.shape)
         return _add(x, values) if accumulate else values

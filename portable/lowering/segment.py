@@ -20,9 +20,7 @@ aten = torch.ops.aten
 NAMES = {"max": "amax", "min": "amin"}
 
 
-def _segments(
-    data: jax.Array, axis: int, lengths: jax.Array | None, offsets: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
+def _segments(data: jax.Array, axis: int, lengths: jax.Array | None, offsets: Any) -> tuple[jax.Array, jax.Array]:
     """For each element of ``data`` the index of its segment, and the segments' lengths (*leading dims, segments).
 
     An element of no segment has the number of segments as its index.

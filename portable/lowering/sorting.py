@@ -4,8 +4,8 @@ NaN is larger than every number, as torch has it. Equal elements keep their orde
 the index of equal elements open (topk, kthvalue), it is the first one in the sorted order.
 
 torch's kernels leave equal elements in the order of libstdc++'s introsort and introselect, which no parallel program
-reproduces. Where equal elements are to be expected (integers, half precision) and the index is read, such a case is refused;
-introsort is stable up to 16 elements.
+reproduces. Where equal elements are to be expected (integers, half precision) and the index is read, such a case is
+refused; introsort is stable up to 16 elements.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ def ordered(x: jax.Array, dim: int, descending: bool = False) -> tuple[jax.Array
     if kind == np.bool_:
         x = lax.convert_element_type(x, np.uint8)
     index = lax.broadcasted_iota(np.int64, x.shape, dim)
-    pair = [lax.rev(v, (dim,)) for v in (x, index)] if descending else [x, index]
-    pair = lax.sort(pair, dimension=dim, is_stable=True, num_keys=1)
-    values, index = [lax.rev(v, (dim,)) for v in pair] if descending else pair
+    if descending:
+        x, index = lax.rev(x, (dim,)), lax.rev(index, (dim,))
+    values, index = lax.sort((x, index), dimension=dim, is_stable=True, num_keys=1)
+    if descending:
+        values, index = lax.rev(values, (dim,)), lax.rev(index, (dim,))
     return (lax.convert_element_type(values, np.bool_) if kind == np.bool_ else values), index
 
 
@@ -120,7 +122,7 @@ def _order_statistic(
 ) -> tuple[jax.Array, jax.Array]:
     values, index = pair or ordered(x, dim)
     shape = ctx.result[0].shape
-    return tuple(lax.reshape(_at(v, dim, position), shape) for v in (values, index))
+    return lax.reshape(_at(values, dim, position), shape), lax.reshape(_at(index, dim, position), shape)
 
 
 @lower(aten.kthvalue.default)
@@ -149,7 +151,7 @@ def _median_position(x: jax.Array, dim: int, ignore_nan: bool) -> jax.Array:
     return lax.select(lax.gt(nans, zero), lax.sub(lax.full_like(nans, n), nans), lax.full_like(nans, (n - 1) // 2))
 
 
-def _median_dim(ctx: Context, x: jax.Array, dim: int, ignore_nan: bool) -> tuple[jax.Array, jax.Array]:
+def _median_dim(ctx: Context, x: jax.Array, dim: int, ignore_nan: bool) -> tuple[jax.Array, ...]:
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
     dim %= x.ndim
@@ -159,12 +161,12 @@ def _median_dim(ctx: Context, x: jax.Array, dim: int, ignore_nan: bool) -> tuple
 
 
 @lower(aten.median.dim)
-def median_dim(ctx: Context, x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+def median_dim(ctx: Context, x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, ...]:
     return _median_dim(ctx, x, dim, False)
 
 
 @lower(aten.nanmedian.dim)
-def nanmedian_dim(ctx: Context, x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+def nanmedian_dim(ctx: Context, x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, ...]:
     return _median_dim(ctx, x, dim, True)
 
 
@@ -187,7 +189,7 @@ def nanmedian(ctx: Context, x: jax.Array) -> jax.Array:
 
 
 @lower(aten.mode.default)
-def mode(ctx: Context, x: jax.Array, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+def mode(ctx: Context, x: jax.Array, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, ...]:
     """The smallest of the most frequent values, and the last index where it occurs.
 
     In sorted order, the length of the run that ends at each position is that position minus the start of the run.

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from portable.errors import BackendUnavailableError
+from portable.errors import BackendUnavailableError, ProgramError
 
 COMPILE_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
 CPU_OPTIONS: dict[str, Any] = {"xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False}
@@ -131,13 +131,23 @@ class Client:
 
     def take(self, buffers: Sequence[Any]) -> list[torch.Tensor]:
         """The CPU tensors that hold the values of ``buffers``, once they are computed; zero-copy on the host."""
-        self._xla.batched_block_until_ready(list(buffers))
+        try:
+            self._xla.batched_block_until_ready(list(buffers))
+        except RuntimeError as failure:
+            raise _failed(failure, self.platform) from failure
         if self.on_host:
             export = self._binding.buffer_to_dlpack_managed_tensor
             return [torch._C._from_dlpack(export(b)) for b in buffers]
         import numpy as np
 
         return [_from_numpy(np.asarray(b)) for b in buffers]
+
+
+def _failed(failure: RuntimeError, platform: str) -> ProgramError:
+    return ProgramError(
+        f"a compiled program failed on {platform}: {failure}",
+        remedy="where a kernel is named there, PORTABLE_KERNELS=off runs the program without it",
+    )
 
 
 def _from_numpy(array: Any) -> torch.Tensor:
@@ -221,7 +231,10 @@ class Executable:
 
     def __call__(self, buffers: list[Any]) -> list[Any]:
         """Run on device buffers; returns device buffers, not yet computed."""
-        return self._loaded.execute(buffers)
+        try:
+            return self._loaded.execute(buffers)
+        except RuntimeError as failure:
+            raise _failed(failure, self.client.platform) from failure
 
     def memory(self) -> Any:
         """The compiler's memory statistics (bytes of arguments, outputs, temporaries and code)."""
@@ -240,14 +253,18 @@ class _CompilerProcess:
         self._lock = threading.Lock()
 
     def compile(self, module: bytes) -> bytes:
+        import json
         import subprocess
         import sys
+
+        from portable.kernels.native_code import named_in
 
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "portable.backends.pjrt"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
+            _send(self._process.stdin, json.dumps(named_in(module)).encode())
             _send(self._process.stdin, module)
             blob = _receive(self._process.stdout)
         if not blob:
@@ -269,12 +286,18 @@ def _receive(stream: Any) -> bytes:
 
 
 def _serve() -> None:
-    """Compile the modules that come in on standard input until it closes."""
+    """Compile the modules that come in on standard input until it closes; before each, the libraries of the kernels
+    that it calls."""
+    import json
     import sys
+
+    from portable.kernels import native_code
 
     sink, source = sys.stdout.buffer, sys.stdin.buffer
     here = client("cpu")
-    while module := _receive(source):
+    while libraries := _receive(source):
+        module = _receive(source)
+        native_code.load(json.loads(libraries))
         devices = here._xla.DeviceList((here.device,))
         loaded = here.raw.compile_and_load(module, devices, here.options)
         _send(sink, loaded.serialize())

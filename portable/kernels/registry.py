@@ -11,6 +11,7 @@ kernels of a backend are first asked for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -18,13 +19,17 @@ import importlib.metadata
 import inspect
 import pkgutil
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils import _pytree as pytree
 
+from portable import config
 from portable.errors import RegistrationError
 
 ABI = Literal["torch", "jax"]
@@ -70,7 +75,8 @@ class Kernel:
     def why_not(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
         """Why the kernel does not take these arguments; '' if it does. A predicate that raises or is no bool
         refuses."""
-        first = next((a for a in args if hasattr(a, "dtype") and hasattr(a, "shape")), None)
+        leaves = pytree.tree_leaves((args, kwargs))
+        first = next((a for a in leaves if hasattr(a, "dtype") and hasattr(a, "shape")), None)
         if self.dtypes is not None and first is not None and first.dtype not in self.dtypes:
             return f"not for {first.dtype}"
         if self.accepts is None:
@@ -79,12 +85,20 @@ class Kernel:
             answer = self.accepts(*args, **kwargs)
         except Exception as failure:  # a predicate of another author's may fail in any way; the kernel is then not used
             return f"its predicate failed: {type(failure).__name__}: {failure}"
+        if isinstance(answer, torch.SymBool):
+            answer = _known(answer)
         if not isinstance(answer, bool):
             return f"its predicate gave {type(answer).__name__}, not a bool"
         return "" if answer else "its predicate refuses these arguments"
 
+    def not_on(self, path: str) -> str:
+        """Why no program of ``path`` ("stablehlo" or "native") can call the kernel; '' if it can."""
+        wanted = {"stablehlo": "jax", "native": "torch"}.get(path, self.abi)
+        return "" if self.abi == wanted else f'the {path} path takes kernels with abi="{wanted}", it has "{self.abi}"'
+
 
 KERNELS: dict[tuple[str, str], Kernel] = {}
+BROKEN: dict[str, str] = {}  # traceback of each entry point that could not be loaded, by its value
 _lock = threading.RLock()
 
 
@@ -97,6 +111,7 @@ def register_kernel(
     accepts: Callable[..., Any] | None = None,
     abi: ABI = "torch",
     differentiable: bool = False,
+    sources: Sequence[Path] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: register a function as a kernel of ``op``.
 
@@ -104,18 +119,20 @@ def register_kernel(
         op: a portable op's name or an ATen overload's full name, e.g. "aten.cumsum.default".
         provider: a name of your own; ``(op, provider)`` is unique.
         backends, dtypes, accepts, abi, differentiable: see `Kernel`.
+        sources: files that belong to the implementation beside the function itself, e.g. C++.
 
     Raises:
-        RegistrationError: no such op, a packet of overloads, a duplicate, an unknown abi, or another signature than the
-            op's.
+        RegistrationError: no such op, a packet of overloads, a duplicate, an unknown abi, another signature than the
+            op's, or a predicate that cannot be called with the op's arguments.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        _check_declaration(op, provider, backends, abi)
+        _check_declaration(op, provider, backends, dtypes, abi)
         _check_signature(op, function)
+        _check_predicate(op, accepts)
         kernel = Kernel(
             op, provider, tuple(backends), tuple(dtypes) if dtypes is not None else None, accepts, abi, differentiable,
-            function, _digest(function),
+            function, _digest(function, sources),
         )  # fmt: skip
         with _lock:
             if (op, provider) in KERNELS:
@@ -131,13 +148,13 @@ def register_kernel(
 def kernels_for(op: str, backend: str) -> list[Kernel]:
     """The kernels of ``op`` for ``backend``, e.g. "xla:cpu" (which "xla" covers), in order of registration."""
     load()
-    return [k for k in KERNELS.values() if k.op == op and _is_for(k, backend)]
+    return [k for k in list(KERNELS.values()) if k.op == op and _is_for(k, backend)]
 
 
 def ops_with_kernels(backend: str) -> frozenset[str]:
     """The ops that have a kernel for ``backend``."""
     load()
-    return frozenset(k.op for k in KERNELS.values() if _is_for(k, backend))
+    return frozenset(k.op for k in list(KERNELS.values()) if _is_for(k, backend))
 
 
 def _is_for(kernel: Kernel, backend: str) -> bool:
@@ -148,7 +165,7 @@ _LOADED = threading.Event()
 
 
 def load() -> None:
-    """Import the kernels of this package and of other packages, once."""
+    """Import the kernels of this package and of other packages, once. A broken package costs its own kernels alone."""
     if _LOADED.is_set():
         return
     with _lock:
@@ -159,8 +176,33 @@ def load() -> None:
             if module.name.count(".") > 2:
                 importlib.import_module(module.name)
         for entry in importlib.metadata.entry_points(group="portable.kernels"):
-            entry.load()
+            try:
+                entry.load()
+            except Exception as failure:  # of another author's module
+                BROKEN[entry.value] = traceback.format_exc()
+                config.logger().warning("the kernels of %s are not used: it failed to load: %s", entry.value, failure)
         _LOADED.set()
+
+
+def _known(answer: torch.SymBool) -> Any:
+    """A symbolic answer as a bool where it is the same for every size; else the answer."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    if statically_known_true(answer):
+        return True
+    return False if statically_known_true(torch.sym_not(answer)) else answer
+
+
+def op_name(overload: OpOverload) -> str:
+    """What kernels and decisions call an overload: a portable op by its own name, another by its full name."""
+    return overload._schema.name.partition("::")[2] if overload.namespace == "portable" else str(overload)
+
+
+def own_arguments(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """All arguments of a call of a portable op, in order: the dispatcher leaves out those that equal their defaults."""
+    parameters = overload._schema.arguments
+    rest = [kwargs[p.name] if p.name in kwargs else p.default_value for p in parameters[len(args) :]]
+    return [*args, *rest]
 
 
 def overload_named(name: str) -> OpOverload | None:
@@ -176,13 +218,17 @@ def overload_named(name: str) -> OpOverload | None:
     return found if isinstance(found, OpOverload) else None
 
 
-def _check_declaration(op: str, provider: str, backends: Sequence[str], abi: str) -> None:
+def _check_declaration(
+    op: str, provider: str, backends: Sequence[str], dtypes: Sequence[torch.dtype] | None, abi: str
+) -> None:
     if not provider or not provider.isidentifier():
         raise RegistrationError(f"provider {provider!r} is not a name", remedy="use letters, digits and underscores")
     if provider in ("portable", "auto", "off"):
         raise RegistrationError(f"provider {provider!r} is reserved", remedy="choose a name of your own")
     if isinstance(backends, str) or not backends:
         raise RegistrationError("backends= is a non-empty sequence of names", remedy='e.g. backends=("xla",)')
+    if dtypes is not None and not (isinstance(dtypes, Sequence) and all(isinstance(d, torch.dtype) for d in dtypes)):
+        raise RegistrationError(f"dtypes={dtypes!r} are not torch dtypes", remedy="e.g. dtypes=(torch.float32,)")
     if abi not in ("torch", "jax"):
         raise RegistrationError(f"unknown abi {abi!r}", remedy='"torch" or "jax"')
     if "." in op and overload_named(op) is None:
@@ -196,7 +242,14 @@ def _check_declaration(op: str, provider: str, backends: Sequence[str], abi: str
 
 def _check_signature(op: str, function: Callable[..., Any]) -> None:
     """A kernel's parameters are the op's, in name and order."""
-    given = [p for p in inspect.signature(function).parameters.values() if p.name != "ctx"]
+    try:
+        given = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as failure:
+        raise RegistrationError(
+            f"the kernel of {op} has no signature: {failure}", remedy="register a Python function"
+        ) from failure
+    if given and given[0].name == "ctx":
+        del given[0]
     if any(p.kind is p.VAR_POSITIONAL for p in given):
         return  # takes whatever the op takes
     wanted = parameters_of(op)
@@ -206,6 +259,22 @@ def _check_signature(op: str, function: Callable[..., Any]) -> None:
             f"the kernel of {op} takes ({', '.join(names)}), the op takes ({', '.join(wanted)})",
             remedy="give it the op's exact signature",
         )
+
+
+def _check_predicate(op: str, accepts: Callable[..., Any] | None) -> None:
+    """It can be called as the op is."""
+    if accepts is None:
+        return
+    overload = overload_named(op)
+    by_name = {a.name for a in overload._schema.arguments if a.kwarg_only} if overload is not None else set()
+    names = parameters_of(op)
+    try:
+        inspect.signature(accepts).bind(*[n for n in names if n not in by_name], **{n: n for n in by_name})
+    except (TypeError, ValueError) as failure:
+        raise RegistrationError(
+            f"accepts= of {op} cannot be called with ({', '.join(names)}): {failure}",
+            remedy="give it the op's parameters, or **kwargs for the rest",
+        ) from failure
 
 
 def parameters_of(op: str) -> list[str]:
@@ -226,9 +295,13 @@ def parameters_of(op: str) -> list[str]:
     return list(inspect.signature(getattr(ops, op).reference).parameters)
 
 
-def _digest(function: Callable[..., Any]) -> str:
+def _digest(function: Callable[..., Any], sources: Sequence[Path]) -> str:
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError):
-        source = repr(getattr(getattr(function, "__code__", None), "co_code", function))
-    return hashlib.sha256(source.encode()).hexdigest()
+        code = getattr(function, "__code__", None)
+        source = repr((code.co_code, code.co_consts, code.co_names) if code else function)
+    with contextlib.suppress(OSError, TypeError):  # what the function calls of its own module belongs to it
+        module = Path(inspect.getfile(function))
+        sources = (*sources, module) if module.is_file() else sources
+    return hashlib.sha256(b"\0".join([source.encode(), *(p.read_bytes() for p in sources)])).hexdigest()

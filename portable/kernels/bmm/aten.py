@@ -16,7 +16,13 @@ def accepts(self: Any, mat2: Any) -> bool:
 
 
 @register_kernel(
-    "aten.bmm.default", provider="aten", backends=("xla:cpu",), dtypes=(torch.float32,), accepts=accepts, abi="jax"
+    "aten.bmm.default",
+    provider="aten",
+    backends=("xla:cpu",),
+    dtypes=(torch.float32,),
+    accepts=accepts,
+    abi="jax",
+    sources=aten.CODE.sources,
 )
 def bmm(ctx: Any, *args: Any) -> Any:
     return aten.call(ctx, torch.ops.aten.bmm.default, args, {})

@@ -22,7 +22,7 @@ def accepts(
 
 @register_kernel(
     "aten.convolution.default", provider="aten", backends=("xla:cpu",), dtypes=(torch.float32, torch.bfloat16),
-    accepts=accepts, abi="jax",
+    accepts=accepts, abi="jax", sources=aten.CODE.sources,
 )  # fmt: skip
 def convolution(ctx: Any, *args: Any) -> Any:
     return aten.call(ctx, OP, args, {})

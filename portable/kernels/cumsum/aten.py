@@ -16,6 +16,7 @@ from portable.kernels.registry import register_kernel
     backends=("xla:cpu",),
     dtypes=(torch.float32, torch.float64, torch.int64),
     abi="jax",
+    sources=aten.CODE.sources,
 )
 def cumsum(ctx: Any, *args: Any, **kwargs: Any) -> Any:
     return aten.call(ctx, torch.ops.aten.cumsum.default, args, kwargs)

@@ -11,7 +11,12 @@ from portable.kernels.registry import register_kernel
 
 
 @register_kernel(
-    "aten.sort.stable", provider="aten", backends=("xla:cpu",), dtypes=(torch.float32, torch.int64), abi="jax"
+    "aten.sort.stable",
+    provider="aten",
+    backends=("xla:cpu",),
+    dtypes=(torch.float32, torch.int64),
+    abi="jax",
+    sources=aten.CODE.sources,
 )
 def sort(ctx: Any, *args: Any, **kwargs: Any) -> Any:
     return aten.call(ctx, torch.ops.aten.sort.stable, args, kwargs)

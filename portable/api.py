@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -17,7 +18,7 @@ from torch._dynamo.output_graph import graph_break_reasons
 from torch.utils import _pytree as pytree
 
 from portable import backends, config
-from portable.backends.base import Backend
+from portable.backends.base import Backend, installed
 from portable.errors import ConfigError, PortableError, UnsupportedInputError
 from portable.explain import Fallback, Record, call_began, runs
 
@@ -154,6 +155,7 @@ class _Run:
         self.target, self.options, self._backend = target, options, chosen
         self.record = Record(name, str(chosen), chosen.path, _policy(options["kernels"]))
         self._warm: set[Any] = set()
+        self._whole: frozenset[str] = frozenset()  # the ops that the captures of these calls keep whole
 
         def portable(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             return _compile_graph(chosen, self.record, gm, example_inputs)
@@ -167,6 +169,7 @@ class _Run:
         if key in self._warm:
             return self._call(args, kwargs)
         with _COLD:
+            self._whole = self._kept_whole()
             result = self._call(args, kwargs)
             if len(self._warm) >= _WARM_KEYS:
                 self._warm.clear()
@@ -177,7 +180,8 @@ class _Run:
         call_began()
         before, breaks = runs(), len(graph_break_reasons)
         try:
-            result = self._compiled(*args, **kwargs)
+            with self._capturing():
+                result = self._compiled(*args, **kwargs)
         except Exception as failure:
             _raise_plainly(failure, self, args, kwargs)
         if len(graph_break_reasons) != breaks:
@@ -185,6 +189,20 @@ class _Run:
         if runs() == before:
             self._ran_outside(args, kwargs)
         return result
+
+    def _kept_whole(self) -> frozenset[str]:
+        if not installed("jax"):  # the registry of kernels needs it
+            return frozenset()
+        from portable.kernels.choice import whole_ops
+
+        return whole_ops(self._backend.label(), self._backend.path, self.record.kernels)
+
+    def _capturing(self) -> contextlib.AbstractContextManager[None]:
+        if not self._whole:
+            return contextlib.nullcontext()
+        from portable.ops._op import choosing
+
+        return choosing(self._whole)
 
     def _ran_outside(self, args: Any, kwargs: Any) -> None:
         """No compiled graph ran in a call: refuse inputs that none could take, else count it and warn once."""

@@ -93,6 +93,14 @@ class LoweringError(PortableError):
         self.op = op
 
 
+class ProgramError(PortableError):
+    """A compiled program failed while it ran, e.g. in a kernel of the host that it calls."""
+
+
+class KernelError(PortableError):
+    """A kernel gave something else than its op gives: another number of results, another dtype or shape."""
+
+
 class RecompileError(PortableError):
     """A frozen model was called in a way that needs a new compilation."""
 

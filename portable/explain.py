@@ -257,7 +257,7 @@ class Explanation:
             for (op, how), count in graph.ops.items():
                 counts = self.ops.setdefault(op, {})
                 counts[how] = counts.get(how, 0) + count
-        self.decisions = _decisions(record.graphs, self.ops)
+        self.decisions = _decisions(record.graphs, self.ops, record.path)
         self.units: dict[tuple[str, str], Any] = {k: v for g in record.graphs for k, v in g.arguments_of.items()}
 
     def to_dict(self) -> dict[str, Any]:
@@ -369,11 +369,14 @@ def _calls(chosen: Sequence[Chosen]) -> int:
     return sum(c.n for c in chosen)
 
 
-def _decisions(graphs: Sequence[GraphRecord], ops: dict[str, dict[str, int]]) -> dict[str, list[Chosen]]:
+def _decisions(
+    graphs: Sequence[GraphRecord], ops: dict[str, dict[str, int]], path: str
+) -> dict[str, list[Chosen]]:
     found: dict[str, list[Chosen]] = {}
     for op, counts in ops.items():
         plain = {how: n for how, n in counts.items() if how in _WHY}
         found[op] = [Chosen(n, _RUNS_AS[how], _WHY[how]) for how, n in plain.items()]
+    plain = "native" if path == "native" else "portable"
     decided: dict[str, Counter[tuple[str, str, str, tuple]]] = {}
     for graph in graphs:
         for (op, _), (decision, n) in graph.decisions.items():
@@ -381,7 +384,7 @@ def _decisions(graphs: Sequence[GraphRecord], ops: dict[str, dict[str, int]]) ->
             decided.setdefault(op, Counter())[key] += n
     for op, ways in decided.items():
         found[op] = [
-            Chosen(n, "portable" if provider == "portable" else f"kernel {provider}", why, verdict, rejected)
+            Chosen(n, plain if provider == "portable" else f"kernel {provider}", why, verdict, rejected)
             for (provider, why, verdict, rejected), n in ways.items()
         ]
     return {op: chosen for op, chosen in found.items() if chosen}

@@ -76,6 +76,14 @@ class Backend(ABC):
     def device(self) -> torch.device:
         """Where the tensors of a model live that this backend runs."""
 
+    def label(self) -> str:
+        """What decisions about kernels are stored under: the backend, with its platform where it has several."""
+        return str(self)
+
+    def other_paths(self) -> tuple[str, ...]:
+        """Backends that run the same tensors on the same device by another path: candidates for an objective."""
+        return ()
+
     @abstractmethod
     def compile(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from portable.backends.base import Backend, ask
+from portable.backends.base import Backend, ask, installed
 from portable.errors import BackendUnavailableError
 from portable.explain import Compilation, GraphRecord, Record, ran
+from portable.kernels.select import Decision
 
 
 class NativeBackend(Backend):
@@ -34,9 +35,7 @@ class NativeBackend(Backend):
             if isinstance(x, torch.Tensor):
                 self.check_input(x, name)
         if self.variant == "eager":
-            graph.ops.update({(str(n.target), "eager"): 1 for n in gm.graph.nodes if n.op == "call_function"})
-            record.add(Compilation(graph.index, "eager", graph.cause, graph.since_call(), 0.0, 0.0))
-            compiled: Callable[..., Any] = gm.forward
+            compiled: Callable[..., Any] = self._eager(gm, graph, record)
         else:
             self._require_compiler()
             compiled = self._inductor(gm, example_inputs, graph, record)
@@ -46,6 +45,30 @@ class NativeBackend(Backend):
             return compiled(*args)
 
         return run
+
+    def other_paths(self) -> tuple[str, ...]:
+        if self.device_type != "cpu" or not installed("jax"):
+            return ()
+        return ("cpu", "xla:cpu") if self.variant else ("xla:cpu",)
+
+    def _eager(self, gm: fx.GraphModule, graph: GraphRecord, record: Record) -> Callable[..., Any]:
+        if not installed("jax"):  # the registry of kernels needs it
+            counted = Counter((str(n.target), "eager") for n in gm.graph.nodes if n.op == "call_function")
+        else:
+            from portable.kernels import substitution
+            from portable.kernels.choice import Choice, whole_ops
+
+            choice = Choice.here(self.label(), self.path, record.kernels)
+            substitution.substitute_eager(gm, choice)
+            choice.note(graph)
+            counted = substitution.counted(gm, "eager")
+            for op in whole_ops(self.label(), self.path, record.kernels):
+                if "." in op and not any(decided == op for decided, _ in choice.decisions):
+                    graph.decisions[op, ""] = (Decision("portable", _NOT_IN_EAGER), 0)
+        graph.ops.update(counted)
+        record.add(Compilation(graph.index, "eager", graph.cause, graph.since_call(), 0.0, 0.0))
+        compiled: Callable[..., Any] = gm.forward
+        return compiled
 
     def _require_compiler(self) -> None:
         from torch._inductor import config
@@ -64,12 +87,13 @@ class NativeBackend(Backend):
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
         capture_s = graph.since_call()
+        substitute, decompositions = self._kernels(graph, record)
 
         @functools.wraps(compile_fx_inner)
         def inner(aten: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
             kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
             record.forbid_when_frozen(graph.cause)
-            counted = Counter((str(n.target), "inductor") for n in aten.graph.nodes if n.op == "call_function")
+            counted = substitute(aten)
             began = time.perf_counter()
             output = compile_fx_inner(aten, *args, **kwargs)
             graph.ops.update(counted)
@@ -79,8 +103,44 @@ class NativeBackend(Backend):
         # A hit in AOTAutograd's own cache would skip `inner`, and with it the record; Inductor's code cache still
         # serves.
         with functorch_config.patch(enable_autograd_cache=False):
-            compiled: Any = compile_fx(gm, list(example_inputs), inner_compile=inner)
+            compiled: Any = compile_fx(gm, list(example_inputs), inner_compile=inner, decompositions=decompositions)
         return compiled
+
+    def _kernels(
+        self, graph: GraphRecord, record: Record
+    ) -> tuple[Callable[[fx.GraphModule], Counter[tuple[str, str]]], dict[Any, Callable[..., Any]] | None]:
+        """What puts kernels into an ATen graph and counts its calls; Inductor's decompositions without the ops that are
+        kept whole for their kernels, None where nothing is."""
+        if not installed("jax"):  # the registry of kernels needs it
+            return _counted, None
+
+        from torch._inductor.decomposition import select_decomp_table
+
+        from portable.kernels import substitution
+        from portable.kernels.choice import Choice, whole_ops
+        from portable.ops._op import kept_whole
+
+        whole = whole_ops(self.label(), self.path, record.kernels) | kept_whole()
+        every = select_decomp_table()
+        kept = {op for op in every if whole and str(op) in whole}
+
+        def substitute(aten: fx.GraphModule) -> Counter[tuple[str, str]]:
+            choice = Choice.here(self.label(), self.path, record.kernels)
+            substitution.substitute(aten, choice, whole, every)
+            choice.note(graph)
+            return substitution.counted(aten, "inductor")
+
+        return substitute, {op: f for op, f in every.items() if op not in kept} if kept else None
+
+
+_NOT_IN_EAGER = (
+    "not looked for: cpu:eager runs the captured graph, whose calls are torch's functions and not overloads; "
+    "name the backend without :eager"
+)
+
+
+def _counted(aten: fx.GraphModule) -> Counter[tuple[str, str]]:
+    return Counter((str(n.target), "inductor") for n in aten.graph.nodes if n.op == "call_function")
 
 
 def cuda_state() -> tuple[bool, str]:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from portable import capture, config
+from portable import capture
 from portable.backends import pjrt
 from portable.backends.base import Backend, State, ask, installed
 from portable.explain import Compilation, GraphRecord, Record, plain_name, ran
@@ -59,6 +59,12 @@ class Xla(Backend):
 
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    def label(self) -> str:
+        return f"xla:{pjrt.client(self.platform).platform}"
+
+    def other_paths(self) -> tuple[str, ...]:
+        return ("cpu",) if pjrt.client(self.platform).platform == "cpu" else ()
 
     def compile(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record
@@ -154,20 +160,11 @@ class CompiledGraph:
 
     def _lower(self, client: pjrt.Client, specs: list[Any]) -> Any:
         from portable.kernels.choice import Choice
-        from portable.kernels.evidence import Evidences
         from portable.lowering.program import lower_graph
 
-        label = f"xla:{client.platform}"
-        policy = self._record.kernels or config.get("PORTABLE_KERNELS")
-        if policy.default == "off" and not policy.by_op:
-            choice = Choice(label, policy)
-        else:
-            evidences = Evidences(label)
-            choice = Choice(label, policy, evidences.lookup, evidences.quarantined)
+        choice = Choice.here(self._backend.label(), self._backend.path, self._record.kernels)
         lowered = lower_graph(self._gm, specs, platform=client.platform, backend=str(self._backend), choice=choice)
-        for key, decision in choice.decisions.items():
-            self._graph.decisions[key] = (decision, choice.calls[key])
-            self._graph.arguments_of[key] = choice.arguments[key]
+        choice.note(self._graph)
         return lowered
 
     def _cause(self, key: tuple[int, ...]) -> str:

@@ -89,6 +89,8 @@ def select(
     policy: Policy,
     *,
     quarantined: Callable[[str], str] = lambda name: "",
+    path: str = "",
+    barred: str = "",
 ) -> Decision:
     """Choose among ``kernels`` and the portable path for one call of ``op``.
 
@@ -97,12 +99,14 @@ def select(
         kernels: those registered for this backend.
         evidence: the ledger's decision for this op and signature, if it has one.
         quarantined: why a kernel (op/provider) is in quarantine; '' if it is not.
+        path: "stablehlo" or "native": kernels of another ABI are rejected.
+        barred: why no kernel can run in this place; '' if one can.
 
     Raises:
         ConfigError: the policy names a provider that the op does not have here.
     """
     named = policy.named(op)
-    able = {k.provider: quarantined(k.name) or k.why_not(args, kwargs) for k in kernels}
+    able = {k.provider: k.not_on(path) or barred or quarantined(k.name) or k.why_not(args, kwargs) for k in kernels}
     rejected = tuple((k.name, able[k.provider]) for k in kernels if able[k.provider])
     if named == "off":
         return Decision("portable", "kernels are off (PORTABLE_KERNELS)", rejected=rejected)

@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 
 from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
+from portable.kernels.registry import op_name, own_arguments
 from portable.lowering import registry
 from portable.lowering.context import Context, Refused, Spec, Strides
 from portable.lowering.draws import Draw, generator_at
@@ -258,12 +259,14 @@ class Program:
     ) -> Any:
         """Apply ``op`` to JAX values: by its rule, else by torch's decomposition."""
         rule = registry.rule_for(op)
-        chosen = None
-        if self.choice is not None and str(op) in self.choice.ops:
-            chosen = self.choice.kernel(str(op), args, kwargs)
+        chosen, name = None, op_name(op)
+        if self.choice is not None and name in self.choice.ops:
+            if op.namespace == "portable":
+                args, kwargs = own_arguments(op, args, kwargs), {}
+            chosen = self.choice.kernel(name, args, kwargs)
         if self._depth == 0:
             how = f"kernel {chosen.provider}" if chosen else "lowered" if rule else "decomposed"
-            self.ops[str(op), how] += 1
+            self.ops[name, how] += 1
         try:
             if chosen is not None:
                 context = (Context(self, op, result, strides, node),) if chosen.takes_context else ()

@@ -55,7 +55,8 @@ chosen._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def choosing(names: Iterable[str]) -> Iterator[None]:
     """Within it, in this thread or task, a call of an op of ``names`` is captured as the node ``portable::<name>``.
 
-    Whoever compiles holds it around everything that may trace: no guard watches it afterwards.
+    Whoever compiles holds it around everything that may trace: no guard watches it afterwards. An overload of torch's
+    ("aten.cumsum.default") may be among the names: the native path then does not decompose it; see `kept_whole`.
 
     Raises:
         AttributeError: there is no such op.
@@ -64,12 +65,19 @@ def choosing(names: Iterable[str]) -> Iterator[None]:
 
     selected = frozenset(names)
     for name in selected:
+        if "." in name:
+            continue
         getattr(ops, name).overload  # noqa: B018 - registered now: no capture could trace the registration
     token = _CHOSEN.set(selected)
     try:
         yield
     finally:
         _CHOSEN.reset(token)
+
+
+def kept_whole() -> frozenset[str]:
+    """The names that the `choosing` around this call gave."""
+    return _CHOSEN.get()
 
 
 def refuse(op: str, message: str, remedy: str) -> NoReturn:

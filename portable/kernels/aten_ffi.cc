@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdlib>
 #include <sstream>
@@ -102,8 +103,14 @@ void copy_out(const c10::IValue& value, ffi::RemainingRets& results, size_t& nex
 
 ffi::Error call(ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view op, std::string_view overload,
                 std::string_view arguments) {
+  auto failed = [&](const char* why) {
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string(op) + (overload.empty() ? "" : ".") + std::string(overload) + ": " + why);
+  };
   try {
     c10::InferenceMode no_autograd;
+    // a mode of the thread that runs the program (a first call is under AOTAutograd's) must not see the kernel
+    c10::impl::ExcludeDispatchKeyGuard no_modes(
+        c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PreDispatch}));
     auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(op).c_str(), std::string(overload).c_str());
     torch::jit::Stack stack;
     size_t operand = 0;
@@ -113,8 +120,10 @@ ffi::Error call(ffi::RemainingArgs operands, ffi::RemainingRets results, std::st
     size_t result = 0;
     for (const c10::IValue& value : stack) copy_out(value, results, result);
     return ffi::Error::Success();
+  } catch (const c10::Error& failure) {
+    return failed(failure.what_without_backtrace());
   } catch (const std::exception& failure) {
-    return ffi::Error(ffi::ErrorCode::kInternal, failure.what());
+    return failed(failure.what());
   }
 }
 

@@ -95,11 +95,13 @@ class Gate:
             modules: {provider: module that registers its kernel}, where that is not portable's own.
         """
         first = judge(slo, samples_s, ideal_s=ideal_s)
-        verdict = self._portable_verdict(unit, slo, first, samples_s, workload)
         kernels = registry.kernels_for(unit.op, self.label)
-        if first.met or first.met is None:
+        if first.met is None:  # no evidence for anything
+            return Outcome(PORTABLE, False, first.reason, not_tried=tuple(k.name for k in kernels))
+        verdict = self._portable_verdict(unit, slo, first, samples_s, workload)
+        if first.met:
             self._decide(unit, PORTABLE, verdict, first.reason)
-            return Outcome(PORTABLE, bool(first.met), first.reason, not_tried=tuple(k.name for k in kernels))
+            return Outcome(PORTABLE, True, first.reason, not_tried=tuple(k.name for k in kernels))
         winners: list[tuple[float, Kernel, Verdict, str, Interval]] = []
         rejected: list[Rejected] = []
         able = [k for k in kernels if not self._ineligible(k, unit, rejected)]
@@ -157,6 +159,9 @@ class Gate:
             seed=time.time_ns() % 2**31,
         )  # fmt: skip
         trial = self.trial(request, timeout_s=self.timeout_s + budget_s, memory_mb=self.memory_mb)
+        if trial.outcome == "impossible":
+            rejected.append(Rejected(kernel.provider, "not tried", trial.reason))
+            return None
         if trial.outcome != "measured":
             self._write(unit, kernel, slo, trial.outcome, trial.reason, workload, None)
             self.ledger.quarantine(kernel.op, kernel.provider, f"{trial.outcome}: {trial.reason}")
@@ -183,7 +188,7 @@ class Gate:
     def _portable_verdict(
         self, unit: Unit, slo: SLO, judged: Judgement, samples: Mapping[str, Sequence[float]], workload: str
     ) -> Verdict:
-        outcome = "met" if judged.met or judged.met is None else "unmet"
+        outcome = "met" if judged.met else "unmet"
         return self._write(unit, None, slo, outcome, judged.reason, workload, samples)
 
     def _write(

@@ -12,13 +12,14 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from portable.errors import BackendUnavailableError
 from portable.lowering.context import Spec
 
 TIMEOUT_S = 120.0
@@ -67,7 +68,8 @@ class Trial:
     """What came of it.
 
     Attributes:
-        outcome: "measured", "wrong", "crashed" or "hung".
+        outcome: "measured", "wrong", "crashed", "hung", or "impossible": this machine cannot run the trial, which says
+            nothing about the kernel.
         reason: what was wrong, with the case.
         cases: how many cases it was correct on.
         samples_s: seconds per call by name: "portable", "candidate" and the baselines, one a round.
@@ -77,6 +79,9 @@ class Trial:
     reason: str = ""
     cases: int = 0
     samples_s: dict[str, list[float]] = field(default_factory=dict)
+
+
+Case = tuple[str, list[Any], dict[str, Any]]
 
 
 def run(request: Request, *, timeout_s: float = TIMEOUT_S, memory_mb: float = MEMORY_MB) -> Trial:
@@ -125,10 +130,15 @@ def _resident_mb(pid: int | None) -> float:
 def _child(connection: Any, request: Request) -> None:
     try:
         trial = try_here(request)
-    except Exception as failure:  # whatever a kernel raises is its result
-        trial = Trial("wrong", f"{type(failure).__name__}: {str(failure).strip().splitlines()[0][:300]}")
+    except Exception as failure:  # not from a call of the kernel: a baseline, a compiler that is missing
+        trial = Trial("impossible", _described(failure))
     connection.send(trial)
     connection.close()
+
+
+def _described(failure: BaseException) -> str:
+    text = str(failure).strip()
+    return f"{type(failure).__name__}: {text.splitlines()[0][:300]}" if text else type(failure).__name__
 
 
 def try_here(request: Request) -> Trial:
@@ -138,19 +148,72 @@ def try_here(request: Request) -> Trial:
     if request.module:
         importlib.import_module(request.module)
     registry.load()
+    functions: dict[str, Callable[..., Any]] = {}
     cases = 0
     for unit in (request.unit, *request.others):
         if why := _why_not(request, unit):
             if unit is request.unit:
                 return Trial("wrong", f"it does not take these arguments: {why}")
             continue
-        for name, args, kwargs in cases_of(unit, request.seed):
-            if _why_not(request, unit_like(unit, args, kwargs)):
+        for case in cases_of(unit, request.seed):
+            like = unit_like(unit, *case[1:])
+            if why := _why_not(request, like):
+                if like.signature == unit.signature:
+                    return Trial("wrong", f"{case[0]}: it took these arguments before, now {why}", cases)
                 continue
-            if problem := check(request, unit, args, kwargs):
-                return Trial("wrong", f"{name}: {problem}", cases)
+            if failed := _tried(request, unit, case, functions):
+                return replace(failed, cases=cases)
             cases += 1
-    return Trial("measured", "", cases, timed(request))
+    samples_s = timed(request)
+    name, *arguments = next(iter(cases_of(request.unit, request.seed + 2)))
+    if failed := _tried(request, request.unit, (f"{name} after the timing", *arguments), functions):
+        return replace(failed, cases=cases)
+    return Trial("measured", "", cases, samples_s)
+
+
+def _tried(request: Request, unit: Unit, case: Case, functions: dict[str, Callable[..., Any]]) -> Trial | None:
+    """What is wrong with the kernel's answer for one case; None if nothing is.
+
+    Args:
+        functions: what was compiled, by signature. Cases share it: a kernel that caches its answer is asked again.
+    """
+    name, args, kwargs = case
+    like = unit_like(unit, args, kwargs)
+    if like.signature not in functions:
+        functions[like.signature] = compiled_call(like, request.backend, request.provider)
+    try:
+        problem = check(functions[like.signature], unit, args, kwargs)
+    except _Raised as raised:
+        if isinstance(raised.failure, BackendUnavailableError):
+            return Trial("impossible", _described(raised.failure))
+        problem = f"it raised {_described(raised.failure)}"
+    if problem:
+        return Trial("wrong", f"{name}: {problem}")
+    if not _ran(functions[like.signature], request):
+        return Trial("impossible", f"{name}: the program does not call the kernel")
+    return None
+
+
+class _Raised(Exception):
+    """The call of the kernel raised ``failure``."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.failure = failure
+
+
+def _ran(function: Callable[..., Any], request: Request) -> bool:
+    """Whether the compiled function calls the kernel, and ran in no other way."""
+    import portable as pt
+
+    found = pt.explain(function, show=False)
+    ways = [way for op, ways in found.ops.items() if request.unit.op in (op, _plain(op)) for way in ways]
+    return f"kernel {request.provider}" in ways and not found.fallbacks
+
+
+def _plain(overload: str) -> str:
+    """The name of the portable op that ``portable.<name>.default`` stands for; '' for other overloads."""
+    namespace, _, rest = overload.partition(".")
+    return rest.removesuffix(".default") if namespace == "portable" else ""
 
 
 def _why_not(request: Request, unit: Unit) -> str:
@@ -197,22 +260,31 @@ def tensors_for(unit: Unit, generator: torch.Generator) -> tuple[list[Any], dict
     return args, {name: pytree.tree_map(make, value, is_leaf=is_spec) for name, value in unit.kwargs.items()}
 
 
-Case = tuple[str, list[Any], dict[str, Any]]
+def cases_of(unit: Unit, seed: int) -> Iterator[Case]:
+    """The calls on which a kernel must be right: fresh values, NaN and infinities, other layouts, other batch sizes.
 
-
-def cases_of(unit: Unit, seed: int) -> list[Case]:
-    """The calls on which a kernel must be right: fresh values, NaN and infinities, other layouts, other batch sizes."""
+    One at a time: a case may use the memory of the one before it again.
+    """
     generator = torch.Generator().manual_seed(seed)
     fresh = lambda: tensors_for(unit, generator)  # noqa: E731
-    found: list[Case] = [(f"fresh values {i}", *fresh()) for i in range(3)]
+    args, kwargs = fresh()
+    yield "fresh values", args, kwargs
+    yield "other values", *fresh()
+    for tensor, other in zip(_tensors_in((args, kwargs)), _tensors_in(fresh()), strict=True):
+        tensor.copy_(other)
+    yield "other values in the same memory", args, kwargs
     for name, value in (("NaN", float("nan")), ("infinity", float("inf")), ("zeros", 0.0)):
         args, kwargs = fresh()
-        found.append((name, [_poisoned(a, value) for a in args], kwargs))
+        yield name, [_poisoned(a, value) for a in args], kwargs
     args, kwargs = fresh()
-    found.append(("non-contiguous", pytree.tree_map_only(torch.Tensor, _strided, args), kwargs))
-    args, kwargs = fresh()
-    found += [(f"batch of {n}", resized, kwargs) for n in (0, 1, 3) if (resized := _resized(unit, args, n)) is not None]
-    return found
+    yield "non-contiguous", pytree.tree_map_only(torch.Tensor, _strided, args), kwargs
+    for n in (0, 1, 3):
+        if (resized := _resized(unit, n, generator)) is not None:
+            yield f"batch of {n}", *resized
+
+
+def _tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
 def _poisoned(value: Any, poison: float) -> Any:
@@ -231,30 +303,37 @@ def _strided(value: torch.Tensor) -> torch.Tensor:
     return torch.stack([value, gap], -1)[..., 0]
 
 
-def _resized(unit: Unit, args: list[Any], batch: int) -> list[Any] | None:
+def _resized(unit: Unit, batch: int, generator: torch.Generator) -> tuple[list[Any], dict[str, Any]] | None:
     """The call with another leading size of its first argument, where eager takes it."""
-    first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-    if first is None or first.ndim < 2 or first.shape[0] == batch:
+    first = unit.args[0] if unit.args else None
+    if not isinstance(first, Spec) or first.ndim < 2 or first.shape[0] == batch:
         return None
-    resized = [first[:1].expand(batch, *first.shape[1:]).clone(), *args[1:]]
+    other = replace(unit, args=(Spec((batch, *first.shape[1:]), first.dtype), *unit.args[1:]))
+    args, kwargs = tensors_for(other, generator)
     try:
-        function_of(unit.op)(*resized, **unit.kwargs)
+        function_of(unit.op)(*args, **kwargs)
     except Exception:  # eager refuses this size for this op: no case
         return None
-    return resized
+    return args, kwargs
 
 
-def check(request: Request, unit: Unit, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    """How the kernel's answer for one call differs from the reference's; '' if it does not."""
+def check(function: Callable[..., Any], unit: Unit, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    """How the kernel's answer for one call differs from the reference's; '' if it does not.
+
+    Args:
+        function: `compiled_call` of the kernel for these types.
+    """
     from portable.slo.correctness import difference, exactly
 
     before = pytree.tree_map_only(torch.Tensor, torch.clone, (list(args), kwargs))
-    function = compiled_call(unit, request.backend, request.provider)
-    tensors = [x for x in pytree.tree_leaves((list(args), kwargs)) if isinstance(x, torch.Tensor)]
+    tensors = _tensors_in((list(args), kwargs))
     with torch.no_grad():
-        (result,) = function(*tensors)
+        try:
+            (result,) = function(*tensors)
+        except Exception as failure:  # whatever a kernel raises is its result
+            raise _Raised(failure) from failure
         for x, y in zip(pytree.tree_leaves((list(args), kwargs)), pytree.tree_leaves(before), strict=True):
-            if isinstance(x, torch.Tensor) and not torch.equal(_bits(x), _bits(y)):
+            if isinstance(x, torch.Tensor) and not torch.equal(_bytes(x), _bytes(y)):
                 return "it wrote to its arguments"
         reference = function_of(unit.op)
         eager = reference(*before[0], **before[1])
@@ -262,8 +341,8 @@ def check(request: Request, unit: Unit, args: Sequence[Any], kwargs: dict[str, A
     return difference(result, eager, exact)
 
 
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    return torch.nan_to_num(x.float() if x.is_floating_point() else x, nan=1.5) if not x.is_complex() else x
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().reshape(-1).view(torch.uint8)
 
 
 def compiled_call(unit: Unit, backend: str, provider: str, copies: int = 1) -> Callable[..., Any]:
@@ -350,7 +429,7 @@ def _timer() -> Any:
 
 
 def _tensors(unit: Unit, generator: torch.Generator) -> list[torch.Tensor]:
-    return [x for x in pytree.tree_leaves(tensors_for(unit, generator)) if isinstance(x, torch.Tensor)]
+    return _tensors_in(tensors_for(unit, generator))
 
 
 def _once(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> float:

@@ -27,7 +27,7 @@ from portable import config
 from portable.errors import BackendUnavailableError
 
 # no fast-math: NaN, infinities and the order of sums stay as written
-PLAIN = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra")
+PLAIN = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 WITH_TORCH = ("-std=c++20", "-O2", "-w")
 REMEDY = "install g++ or clang++ (CXX names another), or set PORTABLE_KERNELS=off"
 

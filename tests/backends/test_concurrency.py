@@ -87,6 +87,39 @@ def test_a_forked_child_runs_and_compiles():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+FORKED_KERNELS = """
+    import os, sys, torch, portable as pt
+    torch.set_num_threads(1)
+    def of(provider):
+        return pt.compile(lambda x: x.cumsum(0) * 2, backend="xla", kernels=f"aten.cumsum.default={provider}")
+    x = torch.randn(5, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(of("aten")(x), x.cumsum(0) * 2)  # the parent has a client and one library
+        child = os.fork()
+        if child == 0:
+            for provider in ("aten", "cpp"):
+                program = of(provider)
+                torch.testing.assert_close(program(x[:4]), x[:4].cumsum(0) * 2)
+                (chosen,) = pt.explain(program, show=False).decisions["aten.cumsum.default"]
+                if chosen.runs_as != f"kernel {provider}":
+                    os._exit(7)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_compiles_programs_that_call_kernels_in_native_code():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED_KERNELS)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def _spawned(queue) -> None:
     x = torch.ones(3, 8)
     with torch.no_grad():

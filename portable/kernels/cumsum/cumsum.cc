@@ -6,20 +6,20 @@ namespace {
 
 using portable::ffi::Error;
 
-constexpr int64_t kStep = 8, kColumns = 256;
+constexpr int64_t kColumns = 256;
 
-// One row. Within a step of eight the partial sums do not wait for what came before: one addition a step is serial.
+// One row. The sums within a step of four do not wait for what came before: one addition a step is serial, not four.
 void row(const float* x, float* out, int64_t n) {
   double carry = 0;
   int64_t i = 0;
-  for (; i + kStep <= n; i += kStep) {
-    double v[kStep], w[kStep];
-    for (int64_t j = 0; j < kStep; ++j) v[j] = x[i + j];
-    for (int64_t j = 0; j < kStep; ++j) w[j] = v[j] + (j >= 1 ? v[j - 1] : 0.0);
-    for (int64_t j = 0; j < kStep; ++j) v[j] = w[j] + (j >= 2 ? w[j - 2] : 0.0);
-    for (int64_t j = 0; j < kStep; ++j) w[j] = v[j] + (j >= 4 ? v[j - 4] : 0.0);
-    for (int64_t j = 0; j < kStep; ++j) out[i + j] = static_cast<float>(carry + w[j]);
-    carry += w[kStep - 1];
+  for (; i + 4 <= n; i += 4) {
+    const double a = x[i], b = x[i + 1], c = x[i + 2], d = x[i + 3];
+    const double ab = a + b, abc = ab + c, abcd = ab + (c + d);
+    out[i] = static_cast<float>(carry + a);
+    out[i + 1] = static_cast<float>(carry + ab);
+    out[i + 2] = static_cast<float>(carry + abc);
+    carry += abcd;
+    out[i + 3] = static_cast<float>(carry);
   }
   for (; i < n; ++i) out[i] = static_cast<float>(carry += x[i]);
 }

@@ -173,7 +173,7 @@ def test_layer_norm_is_its_reference(shape, rank, weight, bias):
 
 def test_layer_norm_is_eagers_where_values_are_not_finite():
     x, w, b = normal(8, 64), normal(64), normal(64)
-    x[0, 3], x[2, 0], x[3, 63], x[5] = NAN, INF, -INF, 7.0
+    x[0, 3], x[2, 0], x[3, 60], x[5] = NAN, INF, -INF, 7.0
 
     def function(x):
         return torch.ops.aten.native_layer_norm.default(x, [64], w, b, 1e-5)

@@ -15,7 +15,7 @@ void row(const float* x, const float* weight, const float* bias, int64_t size, f
          float& rstd) {
   const float centre = static_cast<float>(portable::sum(size, [x](int64_t i) { return x[i]; }) / size);
   const double squares = portable::sum(size, [x, centre](int64_t i) { return (x[i] - centre) * (x[i] - centre); });
-  // torch's running mean is NaN as soon as a value is not finite
+  // torch's running mean is NaN once a value is not finite (but for one in a row's very last place)
   mean = std::isfinite(centre) ? centre : std::numeric_limits<float>::quiet_NaN();
   rstd = 1.0f / std::sqrt(static_cast<float>(squares / size) + eps);
   const float scale = rstd;

@@ -22,7 +22,7 @@ from portable.backends.base import Backend, installed
 from portable.errors import ConfigError, PortableError, UnsupportedInputError
 from portable.explain import Fallback, Record, call_began, runs
 
-_NOT_YET = {"dims": "bounded dynamic dimensions", "slo": "objectives of whole models"}
+_NOT_YET = {"dims": "bounded dynamic dimensions"}
 
 
 def compile(
@@ -51,9 +51,16 @@ def compile(
         fallback: "warn", "allow" or "error"; default PORTABLE_FALLBACK. No op falls back yet: one without a lowering is
             refused.
         kernels: which kernels run: "auto", "off", a provider, or "op=provider,…"; default PORTABLE_KERNELS.
-        dims, slo: reserved, must be None.
+        slo: an objective of the whole model, e.g. ``pt.SLO("p50_ms", 5.0)`` (p50_ms, p99_ms or ratio); for inference:
+            every call is under ``torch.no_grad()``. The first call of each signature measures ``backend``, and where it
+            misses the objective the other path of the same device (StableHLO or Inductor): the one that agrees with
+            eager and meets it runs from then on. If none does ``backend`` stays, with a warning. `explain` shows the
+            decision. That call runs the model many times; its arguments, buffers and random state are left as they
+            were, other state that it keeps is not.
+        dims: reserved, must be None.
 
     Raises:
+        ConfigError: an option is not legal; with ``slo``, a call with gradients enabled.
         UnknownBackendError, BackendUnavailableError: no such backend, or not here.
         UnsupportedOpError: at the first call; names every op that has no exact lowering.
     """
@@ -68,18 +75,23 @@ def compile(
             kernels=kernels,
             fallback=fallback,
         )
-    for name, value in (("dims", dims), ("slo", slo)):
+    for name, value in (("dims", dims),):
         if value is not None:
             raise ConfigError(f"{name}= is not supported yet ({_NOT_YET[name]})", remedy=f"leave {name} out")
     if (fallback or config.get("PORTABLE_FALLBACK")) not in config.FALLBACK_MODES:
         raise ConfigError(f"fallback={fallback!r} is not legal", remedy=f"one of {', '.join(config.FALLBACK_MODES)}")
     if not callable(model):
         raise UnsupportedInputError(f"{type(model).__name__} is not callable", remedy="pass an nn.Module or a function")
+    if slo is not None:
+        from portable.slo.paths import check_slo
+
+        check_slo(slo)
     chosen = backends.get(backends.selected(backend))
     options = {"backend": backend, "fullgraph": fullgraph, "dynamic": dynamic, "fallback": fallback, "kernels": kernels}
+    options["slo"] = slo
     if isinstance(model, CompiledModule):
         model = model._portable_run.target
-    run = _Run(model, chosen, fullgraph, dynamic, options)
+    run = (_Run if slo is None else _RunByObjective)(model, chosen, fullgraph, dynamic, options)
     return CompiledModule(model, run) if isinstance(model, torch.nn.Module) else CompiledFunction(model, run)
 
 
@@ -211,6 +223,14 @@ class _Run:
         if self.record.add_fallback(Fallback(self.record.name, reason)):
             warnings.warn(f"{self.record.name} ran in eager, not on {self.record.backend}: {reason}", stacklevel=5)
 
+    def freeze(self) -> None:
+        """From now on a new compilation raises RecompileError."""
+        self.record.frozen = True
+
+    def explained(self) -> Record:
+        """The record that `explain` shows."""
+        return self.record
+
     def check_inputs(self, args: Any, kwargs: Any) -> None:
         """Refuse, by name, an argument, parameter or buffer that the backend cannot take."""
         named = [(f"argument {_argument(path)}", x) for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]]
@@ -219,6 +239,66 @@ class _Run:
         for name, x in named:
             if isinstance(x, torch.Tensor):
                 self._backend.check_input(x, name)
+
+
+class _RunByObjective(_Run):
+    """One callable compiled for the selected backend, and for the other paths of its device where the objective asks
+    for them; each signature runs on the path that was decided for it at its first call."""
+
+    def __init__(self, target: Any, chosen: Backend, fullgraph: bool, dynamic: bool | None, options: dict[str, Any]):
+        super().__init__(target, chosen, fullgraph, dynamic, options)
+        from portable.slo.paths import Paths
+
+        self._runs: dict[str, _Run] = {str(chosen): self}
+        self._decided: dict[str, _Run] = {}
+        names = [str(chosen), *(name for name in chosen.other_paths() if name != str(chosen))]
+        native = next((n for n in names if ":" not in n and backends.backend_class(n).path == "native"), None)
+        paths = {name: functools.partial(self._call_on, name) for name in names}
+        self._paths = Paths(target, options["slo"], paths, native, self.record.name)
+
+    def _call_on(self, name: str) -> Callable[..., Any]:
+        if name not in self._runs:
+            run = _Run(
+                self.target, backends.get(name), self.options["fullgraph"], self.options["dynamic"], self.options
+            )
+            run.record.objectives = self.record.objectives
+            self._runs[name] = run
+        run = self._runs[name]
+        return functools.partial(_Run.__call__, run)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return self.target(*args, **kwargs)
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                f"{self.record.name} was compiled with slo=, which is for inference, and gradients are enabled",
+                remedy="call it under torch.no_grad(), or compile without slo for training",
+            )
+        from portable.slo.paths import signature_of_call
+
+        signature = signature_of_call(self.target, args, kwargs)
+        run = self._decided.get(signature)
+        if run is None:
+            run = self._decide(signature, args, kwargs)
+        return _Run.__call__(run, *args, **kwargs)
+
+    def _decide(self, signature: str, args: Any, kwargs: Any) -> _Run:
+        with _COLD:
+            if signature not in self._decided:
+                self.record.forbid_when_frozen(f"no path has been decided for {signature}")
+                decision = self._paths.decide(signature, args, kwargs)
+                self.record.objectives.append(decision)
+                self._decided[signature] = self._runs[decision.backend]
+            return self._decided[signature]
+
+    def freeze(self) -> None:
+        for run in self._runs.values():
+            run.record.frozen = True
+
+    def explained(self) -> Record:
+        """That of the path which every signature runs on; the selected backend's where they differ."""
+        used = {id(run): run for run in self._decided.values()}
+        return next(iter(used.values())).record if len(used) == 1 else self.record
 
 
 def _argument(path: tuple[Any, ...]) -> str:
@@ -265,7 +345,7 @@ class CompiledModule(torch.nn.Module):
 
     def freeze(self) -> CompiledModule:
         """From now on a call that needs a new compilation raises RecompileError. Returns the module."""
-        self._portable_run.record.frozen = True
+        self._portable_run.freeze()
         return self
 
     def __repr__(self) -> str:
@@ -290,7 +370,7 @@ class CompiledFunction:
 
     def freeze(self) -> CompiledFunction:
         """From now on a call that needs a new compilation raises RecompileError. Returns the function."""
-        self._portable_run.record.frozen = True
+        self._portable_run.freeze()
         return self
 
     def __reduce__(self) -> Any:

@@ -128,6 +128,7 @@ class Record:
         self.fallbacks: dict[Fallback, int] = {}
         self.frozen = False
         self.kernels = kernels
+        self.objectives: list[Any] = []  # `PathDecision`s, of all paths of the model together
         self._by_frame: dict[Any, GraphRecord] = {}
         self._lock = threading.Lock()
 
@@ -242,6 +243,7 @@ class Explanation:
         ops: {overload: {how it runs: count}}.
         decisions: {overload: how its calls run and why, one entry a way}.
         units: {(op, signature): (args, kwargs)} of the ops that have kernels here, tensors as Specs.
+        objectives: which path runs each signature of a model that has an objective (`portable.slo.paths.PathDecision`).
         fallbacks, graph_breaks, compiles: lists; empty means none.
     """
 
@@ -249,6 +251,7 @@ class Explanation:
         self.name, self.backend, self.path = record.name, record.backend, record.path
         self.graphs = len(record.graphs)
         self.frozen = record.frozen
+        self.objectives: list[Any] = list(record.objectives)
         self.compiles: list[Compilation] = list(record.compiles)
         self.graph_breaks: list[GraphBreak] = list(record.breaks)
         self.fallbacks: list[Fallback] = list(record.fallbacks)
@@ -268,6 +271,7 @@ class Explanation:
             "path": self.path,
             "graphs": self.graphs,
             "frozen": self.frozen,
+            "objectives": [asdict(o) for o in self.objectives],
             "ops": self.ops,
             "decisions": {op: [asdict(c) for c in chosen] for op, chosen in self.decisions.items()},
             "compiles": [asdict(c) for c in self.compiles],
@@ -290,6 +294,8 @@ class Explanation:
         from rich.table import Table
 
         yield escape(self.headline())
+        for objective in self.objectives:
+            yield escape(f"{'' if objective.met else 'UNMET '}{objective}")
         yield _ops_table(self.decisions)
         if len(self.compiles) > 1:
             table = Table(
@@ -369,14 +375,12 @@ def _calls(chosen: Sequence[Chosen]) -> int:
     return sum(c.n for c in chosen)
 
 
-def _decisions(
-    graphs: Sequence[GraphRecord], ops: dict[str, dict[str, int]], path: str
-) -> dict[str, list[Chosen]]:
+def _decisions(graphs: Sequence[GraphRecord], ops: dict[str, dict[str, int]], path: str) -> dict[str, list[Chosen]]:
     found: dict[str, list[Chosen]] = {}
     for op, counts in ops.items():
         plain = {how: n for how, n in counts.items() if how in _WHY}
         found[op] = [Chosen(n, _RUNS_AS[how], _WHY[how]) for how, n in plain.items()]
-    plain = "native" if path == "native" else "portable"
+    undecided = "native" if path == "native" else "portable"
     decided: dict[str, Counter[tuple[str, str, str, tuple]]] = {}
     for graph in graphs:
         for (op, _), (decision, n) in graph.decisions.items():
@@ -384,7 +388,7 @@ def _decisions(
             decided.setdefault(op, Counter())[key] += n
     for op, ways in decided.items():
         found[op] = [
-            Chosen(n, plain if provider == "portable" else f"kernel {provider}", why, verdict, rejected)
+            Chosen(n, undecided if provider == "portable" else f"kernel {provider}", why, verdict, rejected)
             for (provider, why, verdict, rejected), n in ways.items()
         ]
     return {op: chosen for op, chosen in found.items() if chosen}
@@ -402,7 +406,7 @@ def explain(compiled: Any, *, show: bool = True) -> Explanation:
         raise UnsupportedInputError(
             f"{type(compiled).__name__} was not made by portable.compile", remedy="pass what portable.compile returned"
         )
-    explanation = Explanation(run.record)
+    explanation = Explanation(run.explained())
     if show:
         from rich.console import Console
 

@@ -88,7 +88,8 @@ def counted(gm: fx.GraphModule, how: str) -> Counter[tuple[str, str]]:
 
 def _chosen(node: fx.Node, name: str, choice: Choice, value: str, barred: str = "") -> Kernel | None:
     target: Any = node.target
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: _value(n, value))
+    args: Any = fx.node.map_arg(node.args, lambda n: _value(n, value))
+    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: _value(n, value))
     if target.namespace == "portable":
         args, kwargs = own_arguments(target, args, kwargs), {}
     with _no_new_guards((args, kwargs)):
@@ -130,12 +131,15 @@ def _inline(gm: fx.GraphModule, node: fx.Node, function: Callable[..., Any], dec
 
     def call(*values: Any) -> Any:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[position[n]])
-        return function(*args, **kwargs)
+        out = function(*args, **kwargs)
+        return tuple(out) if isinstance(out, (tuple, list)) else out  # not a named tuple, which fx would call
 
     mode = next((x.fake_mode for x in fakes if isinstance(x, torch._subclasses.FakeTensor)), contextlib.nullcontext())
     with mode, torch.no_grad():
         traced = make_fx(call, decomposition_table=dict(decompositions))(*fakes)
-    values: dict[fx.Node, Any] = dict(zip([n for n in traced.graph.nodes if n.op == "placeholder"], inputs, strict=True))
+    values: dict[fx.Node, Any] = dict(
+        zip([n for n in traced.graph.nodes if n.op == "placeholder"], inputs, strict=True)
+    )
     with gm.graph.inserting_before(node):
         for inner in traced.graph.nodes:
             if inner.op == "output":
@@ -209,7 +213,7 @@ class _Implementation:
             if len(self._types) >= _MOST_TYPES:
                 self._types.clear()
             self._types[key] = self._types_for(args, kwargs)
-        given = self._kernel.implementation(*args, **kwargs)
+        given = self._kernel.implementation(*all_arguments(self._op, args), **kwargs)
         wanted = self._types[key]
         if wanted is None:
             return given
@@ -229,7 +233,8 @@ class _Implementation:
             raise self._wrong(f"gave {got} instead of {dtype}{list(shape)}")
         if x.stride() != stride:
             return x.new_empty_strided(shape, stride).copy_(x)
-        return x.clone() if any(torch._C._is_alias_of(x, y) for y in inputs) else x
+        aliased = any(torch._C._is_alias_of(x, y) for y in inputs)  # type: ignore[attr-defined]
+        return x.clone() if aliased else x
 
     def _types_for(self, args: Any, kwargs: Any) -> list[Any] | None:
         """(shape, strides, dtype) of each result of the op; None where they depend on the data."""
@@ -247,6 +252,12 @@ class _Implementation:
             f"kernel {self._kernel.name} {what}",
             remedy=f"mend the kernel, or run without it: PORTABLE_KERNELS={self._kernel.op}=off",
         )
+
+
+def all_arguments(op: OpOverload, args: Sequence[Any]) -> list[Any]:
+    """The positional arguments with those that the dispatcher leaves out because they equal their defaults."""
+    rest = [p for p in op._schema.arguments[len(args) :] if not p.kwarg_only and p.has_default_value()]
+    return [*args, *(p.default_value for p in rest)]
 
 
 def _key(value: Any) -> Any:

@@ -169,15 +169,12 @@ def peak_of(backend: str) -> Any:
 def gate_of(backend: str, slos: Any) -> Any:
     """The gate that decides about kernels for ``backend``; None where there is none: measure and report only."""
     from portable import backends
-    from portable.backends import pjrt
-    from portable.backends.xla import Xla
     from portable.kernels import registry
     from portable.slo.gate import Gate
 
     from .gating import Gating
 
-    found = backends.get(backend)
-    label = f"xla:{pjrt.client(found.platform).platform}" if isinstance(found, Xla) else backend
+    label = backends.get(backend).label()
     return Gating(Gate(backend, label), slos) if registry.ops_with_kernels(label) else None
 
 

@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from portable.kernels.registry import ops_with_kernels
+from portable.ops._op import choosing
 from portable.slo.gate import Gate, Outcome, baselines_of
 from portable.slo.objective import SLO, slo_for
 from portable.slo.statistics import Interval
@@ -92,7 +94,8 @@ def units_of(workload: Workload, backend: str) -> list[Unit]:
 
     function, args = placed(workload, pt.device(backend))
     compiled = pt.compile(function, backend=backend, dynamic=False, kernels="off")
-    workload_call(compiled, args, workload.backward)()
+    with choosing(ops_with_kernels(pt.backends.get(backend).label())):  # else a capture sees what they are made of
+        workload_call(compiled, args, workload.backward)()
     found: dict[tuple[str, str], Unit] = {}
     for (op, signature), (unit_args, kwargs) in pt.explain(compiled, show=False).units.items():
         found[op, signature] = Unit(op, tuple(unit_args), kwargs, signature)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from portable import backends
 from portable.errors import LedgerError
 from portable.kernels import registry
 from portable.kernels.fingerprint import fingerprint
@@ -134,7 +135,8 @@ class Gate:
 
     def _ineligible(self, kernel: Kernel, unit: Unit, rejected: list[Rejected]) -> bool:
         why = self.ledger.quarantined(kernel.op, kernel.provider)
-        why = f"in quarantine: {why}" if why else kernel.why_not(unit.args, unit.kwargs)
+        path = backends.backend_class(self.backend.partition(":")[0]).path
+        why = f"in quarantine: {why}" if why else kernel.not_on(path) or kernel.why_not(unit.args, unit.kwargs)
         if why:
             rejected.append(Rejected(kernel.provider, "not eligible", why))
         return bool(why)

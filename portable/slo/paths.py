@@ -126,7 +126,7 @@ class Paths:
         )  # fmt: skip
         decision = self._decision(signature, backend, judged[backend], samples, rejected)
         if not decision.met:
-            warnings.warn(f"{self._name}: UNMET {decision}", stacklevel=2)
+            warnings.warn(f"{self._name}: UNMET {decision}", stacklevel=5)
         return decision
 
     def _decision(

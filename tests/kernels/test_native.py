@@ -175,6 +175,20 @@ def test_a_kernel_of_jax_values_is_rejected_with_the_reason(kernel):
     assert row.rejected == (("rms_norm/jaxy", 'the native path takes kernels with abi="torch", it has "jax"'),)
 
 
+def test_the_gate_meets_overloads_that_inductor_decomposes_and_portable_ops(log_softmax, rms_norm):
+    from benchmarks.gating import units_of
+    from benchmarks.workloads.workload import Workload
+
+    def model(x, w):
+        return torch.log_softmax(pt.ops.rms_norm(x, w), -1)
+
+    units = units_of(Workload("model/x", "model", "a model", lambda: (model, (X, W))), "cpu")
+    assert [(u.op, u.signature) for u in units] == [
+        ("rms_norm", "float32[4,8] float32[8] 1e-06"),
+        (LOG_SOFTMAX, "float32[4,8] -1 False"),
+    ]
+
+
 def test_kernels_of_the_host_s_xla_are_none_of_the_native_path_s():
     assert "native" not in str(pt.explain(run(lambda x: x.cumsum(0), X)[0], show=False).units)
 

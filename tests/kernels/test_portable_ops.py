@@ -133,5 +133,13 @@ def test_a_kernel_that_does_not_exist_is_refused_by_name(doubled):
         run("aten.relu.default=mine")
 
 
+def test_the_gate_meets_the_op_in_a_model_that_calls_it(doubled):
+    from benchmarks.gating import units_of
+    from benchmarks.workloads.workload import Workload
+
+    units = units_of(Workload("rms_norm/x", "rms_norm", "a model", lambda: (block, (X, W))), "xla")
+    assert [(u.op, u.signature) for u in units] == [("rms_norm", SIGNATURE)]
+
+
 def test_overloads_need_not_be_kept_whole_on_the_stablehlo_path():
     assert whole_ops("xla:cpu", "stablehlo", Policy.parse("aten.cumsum.default=aten")) == frozenset()

@@ -47,6 +47,7 @@ class Choice:
         self.backend, self.path = backend, path
         self.policy = policy or config.get("PORTABLE_KERNELS")
         self.ops = registry.ops_with_kernels(backend) | _named(self.policy)
+        _check_provider(self.policy.default)
         self.decisions: dict[tuple[str, str], Decision] = {}
         self.calls: Counter[tuple[str, str]] = Counter()
         self.arguments: dict[tuple[str, str], tuple[list[Any], dict[str, Any]]] = {}
@@ -134,6 +135,20 @@ def whole_ops(backend: str, path: str, policy: Policy | None = None) -> frozense
     if undecided := {k.op for k in kernels} - whole:
         whole |= undecided & Evidences(backend).with_kernels()
     return frozenset(whole)
+
+
+def _check_provider(provider: str) -> None:
+    """Refuse a provider, named for every op, that no kernel has: it would do nothing, silently.
+
+    Raises:
+        ConfigError: lists those that there are.
+    """
+    known = {k.provider for k in list(registry.KERNELS.values())}
+    if provider not in ("auto", "off", *known):
+        raise ConfigError(
+            f"PORTABLE_KERNELS: no kernel has the provider {provider!r}",
+            remedy=f"auto, off, op=provider, or one of {', '.join(sorted(known)) or 'none'}",
+        )
 
 
 def _off(policy: Policy) -> bool:

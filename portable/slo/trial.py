@@ -165,8 +165,8 @@ def try_here(request: Request) -> Trial:
                 return replace(failed, cases=cases)
             cases += 1
     samples_s = timed(request)
-    name, *arguments = next(iter(cases_of(request.unit, request.seed + 2)))
-    if failed := _tried(request, request.unit, (f"{name} after the timing", *arguments), functions):
+    name, args, kwargs = next(cases_of(request.unit, request.seed + 2))
+    if failed := _tried(request, request.unit, (f"{name} after the timing", args, kwargs), functions):
         return replace(failed, cases=cases)
     return Trial("measured", "", cases, samples_s)
 

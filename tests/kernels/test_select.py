@@ -17,16 +17,16 @@ ARGS = [Spec((2, 3), torch.float32), 1]
 AUTO, OFF = Policy(), Policy("off")
 
 
-def kernel(provider="mine", **fields) -> Kernel:
+def kernel(provider="mine", **fields):
     made = Kernel(OP, provider, ("xla",), None, None, "jax", False, lambda self, dim, dtype=None: self, "d1")
     return replace(made, **fields)
 
 
-def evidence(provider="mine", stale="") -> Evidence:
+def evidence(provider="mine", stale=""):
     return Evidence(provider, "1.02× eager", "verdict1", stale)
 
 
-def chosen(*kernels, evidence=None, policy=AUTO, **options) -> Decision:
+def chosen(*kernels, evidence=None, policy=AUTO, **options):
     return select(OP, ARGS, {}, kernels, evidence, policy, **options)
 
 
@@ -158,7 +158,7 @@ found = st.none() | st.builds(evidence, st.sampled_from(["portable", *PROVIDERS]
 @given(kernels, found, policies, st.sets(names), st.sampled_from(["stablehlo", "native"]))
 def test_what_runs_is_always_registered_able_and_asked_for(kernels, evidence, policy, bad, path):
     quarantined = lambda name: "bad" if name.partition("/")[2] in bad else ""  # noqa: E731
-    asked = (OP, ARGS, {}, kernels, evidence, policy)
+    asked: tuple = (OP, ARGS, {}, kernels, evidence, policy)
     try:
         decision = select(*asked, quarantined=quarantined, path=path)
     except ConfigError:
@@ -181,14 +181,11 @@ def test_what_runs_is_always_registered_able_and_asked_for(kernels, evidence, po
 def test_a_signature_tells_shapes_dtypes_and_constants_apart():
     x = Spec((2, 3), torch.float32)
     assert signature_of([x, 1], {"dtype": None}) == "float32[2,3] 1 dtype=None"
-    others = [
-        signature_of(*c)
-        for c in [
-            ([x, 1], {}), ([x, 2], {}), ([x, 1.0], {}), ([x, True], {}), ([x, None], {}), ([x, (1,)], {}),
-            ([x, [1, 2]], {}), ([Spec((3, 2), torch.float32), 1], {}), ([Spec((2, 3), torch.float64), 1], {}),
-            ([Spec((), torch.float32), 1], {}), ([[x, x], 1], {}), ([x, x, 1], {}), ([x], {"dim": 1}),
-        ]
+    calls: list[list] = [
+        [x, 1], [x, 2], [x, 1.0], [x, True], [x, None], [x, (1,)], [x, [1, 2]], [[x, x], 1], [x, x, 1],
+        [Spec((3, 2), torch.float32), 1], [Spec((2, 3), torch.float64), 1], [Spec((), torch.float32), 1],
     ]  # fmt: skip
+    others = [signature_of(c, {}) for c in calls] + [signature_of([x], {"dim": 1})]
     assert len(set(others)) == len(others)
     assert signature_of([x, [1, 2]], {}) == signature_of([x, (1, 2)], {})
     assert signature_of([x], {"a": 1, "b": 2}) == signature_of([x], {"b": 2, "a": 1})

@@ -111,12 +111,12 @@ def only_its_own_shape(self):
     return lax.sinh(self)
 
 
-_asked = []
+_ASKED: list = []
 
 
 def _fickle(self):
-    _asked.append(self)
-    return len(_asked) <= 2  # once by the gate or the trial, once for the first case
+    _ASKED.append(self)
+    return len(_ASKED) <= 2  # once by the gate or the trial, once for the first case
 
 
 @lambda f: cheat(f, accepts=_fickle)
@@ -126,7 +126,7 @@ def changes_its_mind(self):
 
 _FIRST: dict = {}
 _BY_PLACE: dict = {}
-_CALLS = []
+_CALLS: list = []
 
 
 @at_run_time
@@ -180,7 +180,7 @@ def hangs(self):
 
 @cheat
 def eats_memory(self):
-    held = []
+    held: list = []
     while len(held) < 60:
         held.append(torch.ones(25_000_000))  # 100 MB
         time.sleep(0.05)

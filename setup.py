@@ -56,7 +56,10 @@ setup(
     python_requires=">=3.11",
     packages=packages,
     package_dir=package_dir,
-    package_data={"portable": ["py.typed", "**/*.toml", "**/*.cc", "**/*.h", "**/*.txtpb"], "portable.benchmarks": ["**/*.toml"]},
+    package_data={
+        "portable": ["py.typed", "**/*.toml", "**/*.cc", "**/*.h", "**/*.txtpb"],
+        "portable.benchmarks": ["**/*.toml"],
+    },
     install_requires=["torch>=2.11,<2.16", f"jax{JAX}", "numpy", "rich", "typer"],
     extras_require=extras,
     entry_points=entry_points,

@@ -177,7 +177,10 @@ def _cpu() -> str:
     except OSError:
         return f"{platform.processor()} {platform.node()}"
     wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
-    found = dict(reversed([(part.strip() for part in line.split(":", 1)) for line in lines if ":" in line]))
+    found: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        found.setdefault(name.strip(), value.strip())  # the first core speaks for all
     return "\n".join(f"{name}: {found.get(name, '')}" for name in wanted)
 
 

@@ -1,4 +1,4 @@
-// native_layer_norm of float32 over rows: each is read from memory once; mean and variance leave it in the nearest cache.
+// native_layer_norm of float32 over rows: each is read from memory once; its mean and variance leave it in cache.
 
 #include <cmath>
 #include <limits>

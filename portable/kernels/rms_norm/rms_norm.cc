@@ -13,7 +13,8 @@ using portable::ffi::DataType;
 using portable::ffi::Error;
 
 template <typename X, typename W>
-void rows(portable::ffi::ThreadPool& pool, const X* x, const W* weight, X* out, int64_t count, int64_t size, float eps) {
+void rows(portable::ffi::ThreadPool& pool, const X* x, const W* weight, X* out, int64_t count, int64_t size,
+          float eps) {
   portable::parallel(pool, count, size, [=](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const X* in = x + r * size;

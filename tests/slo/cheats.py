@@ -116,7 +116,7 @@ _ASKED: list = []
 
 def _fickle(self):
     _ASKED.append(self)
-    return len(_ASKED) <= 2  # once by the gate or the trial, once for the first case
+    return len(_ASKED) <= 4  # what the gate asks beforehand, and the first cases
 
 
 @lambda f: cheat(f, accepts=_fickle)

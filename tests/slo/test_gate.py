@@ -228,6 +228,7 @@ def caught(ledger, provider, run):
     ledger.add(other)
     ledger.decide(other.op, other.signature, LABEL, "mine", other.id, "because")
     timeout_s = 3.0 if provider == "hangs" else 100.0
+    cheats._ASKED.clear()
     gate = Gate("xla", LABEL, ledger, run, timeout_s=timeout_s, memory_mb=cheats.MEMORY_MB)
     outcome = gate.decide(UNIT, RATIO, MISSES, others=[unit(4, 66)], budget_s=0.3)
     assert (outcome.provider, outcome.met) == ("portable", False)

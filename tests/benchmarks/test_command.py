@@ -19,7 +19,7 @@ FAST, SLOW = measured(0.01, 0.01), measured(0.02, 0.01)
 def bench(monkeypatch, tmp_path):
     """Run the command with {workload: Measurement or exception}; (status, output, folder)."""
     monkeypatch.setattr(command, "peak_of", lambda backend: PEAK)
-    monkeypatch.setattr(command, "gate_of", lambda backend: None)
+    monkeypatch.setattr(command, "gate_of", lambda backend, slos: None)
 
     def run(results, *args, folder="out"):
         table = {n: Workload(n, "aten.cumsum.default", "Mamba", lambda: (abs, ()), quick=True) for n in results}

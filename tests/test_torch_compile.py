@@ -54,14 +54,15 @@ def test_the_backend_can_be_named_in_options():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [('{"backend": "abacus"}', "unknown backend 'abacus'"), ('{"speed": 11}', "unknown options ['speed']")],
-)
-def test_a_wrong_option_is_named(options, message):
-    done = run(f"""
+def test_a_wrong_option_is_named():
+    done = run("""
         import torch
-        torch.compile(lambda x: x + 1, backend="portable", options={options})(torch.ones(2))
+        for options in {"backend": "abacus"}, {"speed": 11}:
+            try:
+                torch.compile(lambda x: x + 1, backend="portable", options=options)(torch.ones(2))
+            except Exception as refused:
+                print(refused)
     """)
-    assert done.returncode != 0
-    assert message in done.stderr
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "unknown backend 'abacus'" in done.stdout
+    assert "unknown options ['speed']" in done.stdout

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import torch
 from jax import lax
 
+from portable.lowering.bounds import divisible
 from portable.lowering.context import Context
 from portable.lowering.elementwise import is_float, is_nan, is_signed, narrowed, num, trunc
 from portable.lowering.registry import (
@@ -16,7 +18,6 @@ from portable.lowering.registry import (
     INT_TO_FLOAT,
     cast,
     elementwise,
-    elementwise_table,
     lower,
     promoted,
 )
@@ -65,15 +66,20 @@ def floor_div(x: jax.Array, y: jax.Array, dtype: torch.dtype | None = None) -> j
     return lax.select(lax.eq(y, zero), plain, down)
 
 
-elementwise_table(
-    {
-        aten.remainder.Tensor: remainder,
-        aten.remainder.Scalar: remainder,
-        aten.remainder.Scalar_Tensor: remainder,
-        aten.fmod.Tensor: lax.rem,
-        aten.fmod.Scalar: lax.rem,
-    }
-)
+@lower(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder_rule(ctx: Context, x: Any, y: Any) -> jax.Array:
+    return _rest(ctx, remainder, x, y)
+
+
+@lower(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(ctx: Context, x: Any, y: Any) -> jax.Array:
+    return _rest(ctx, lax.rem, x, y)
+
+
+def _rest(ctx: Context, formula: Callable[[jax.Array, jax.Array], jax.Array], x: Any, y: Any) -> jax.Array:
+    (x, y), result = promoted(DEFAULT, ctx.result.shape, x, y)
+    divisible(ctx, y)
+    return cast(formula(x, y), result)
 
 
 def _is_number(y: Any) -> bool:
@@ -85,6 +91,7 @@ def _is_number(y: Any) -> bool:
 def floor_divide(ctx: Context, x: Any, y: Any) -> jax.Array:
     number = _is_number(y)
     (x, y), result = promoted(DEFAULT, ctx.result.shape, x, y, rounded=not number)
+    divisible(ctx, y)
     return cast(floor_div(x, y, None if number else result), result)
 
 
@@ -95,6 +102,7 @@ def div(ctx: Context, x: Any, y: Any, *, rounding_mode: str | None = None) -> ja
     if rounding_mode == "trunc":
         number = _is_number(y)
         (x, y), result = promoted(DEFAULT, ctx.result.shape, x, y, rounded=not number)
+        divisible(ctx, y)
         quotient = true_div(x, y)
         return cast(trunc(quotient if number else narrowed(quotient, result)), result)
     power_of_two = isinstance(y, float | int) and abs(math.frexp(y)[0]) == 0.5 and 1e-30 < abs(y) < 1e30

@@ -1,7 +1,4 @@
-"""Embedding: rows of a table by index, the gradient of the table, the renormalisation of its rows.
-
-An index that is out of range is clamped when it is read and dropped when it is written, see `gather` and `scatter`.
-"""
+"""Embedding: rows of a table by index, the gradient of the table, the renormalisation of its rows."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from portable.lowering.bounds import within
 from portable.lowering.context import Context
 from portable.lowering.gather import IN_BOUNDS
 from portable.lowering.registry import cast, lower
@@ -27,6 +25,7 @@ def embedding(ctx: Context, weight: jax.Array, indices: jax.Array, *_: Any, **__
         ctx.refuse("an index into an empty dimension is out of range")
     if 0 in ctx.result.shape:
         return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
+    within(ctx, indices, weight.shape[0])
     last = tuple(range(indices.ndim, indices.ndim + weight.ndim - 1))
     numbers = lax.GatherDimensionNumbers(offset_dims=last, collapsed_slice_dims=(0,), start_index_map=(0,))
     return lax.gather(

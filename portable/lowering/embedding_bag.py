@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from portable.lowering.bounds import within
 from portable.lowering.context import Context
 from portable.lowering.registry import cast, lower
 
@@ -103,6 +104,13 @@ def embedding_bag(
 ) -> tuple[jax.Array, ...]:
     out, of, sizes, origin = ctx.result
     bags = Bags.at(indices, offsets, padding_idx, out.shape[0])
+    within(
+        ctx,
+        indices,
+        weight.shape[0],
+        "input takes value {index} which is not in the valid range [0, {size})",
+        error=RuntimeError,
+    )
     rows = _rows(weight, indices)
     counts = bags.sizes()
     where = jnp.zeros(origin.shape, origin.jax_dtype)

@@ -1,7 +1,7 @@
 """Reading by index.
 
-Eager raises for an index that is out of range. A compiled program cannot: StableHLO's gather clamps such an index into
-range, so nothing is ever read out of bounds. Negative indices count from the end, where torch allows them.
+An index that is out of range raises after the run, as in eager (`bounds`). Negative indices count from the end, where
+torch allows them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from portable.lowering.bounds import OF_DIM, within
 from portable.lowering.context import Context
 from portable.lowering.registry import broadcast, cast, lower
 from portable.lowering.shape import take
@@ -48,6 +49,13 @@ def coordinates(ctx: Context, shape: Sequence[int], indices: Sequence[jax.Array 
     kind = np.int64 if any(index.dtype == np.int64 for index in given.values()) else np.int32
     columns = [lax.convert_element_type(broadcast(wrapped(i, shape[d]), common), kind) for d, i in given.items()]
     return lax.concatenate([lax.expand_dims(c, (c.ndim,)) for c in columns], len(common)), list(given)
+
+
+def all_within(ctx: Context, shape: Sequence[int], indices: Sequence[jax.Array | None]) -> None:
+    """Check the indices of advanced indexing."""
+    for d, index in enumerate(indices):
+        if index is not None:
+            within(ctx, index, shape[d], OF_DIM, dim=d, negative=True)
 
 
 def placement(dims: Sequence[int], ndim: int, batch: int) -> tuple[int, ...]:
@@ -91,6 +99,8 @@ def index(ctx: Context, x: jax.Array, indices: Sequence[jax.Array | None]) -> ja
         return x
     if any(i is not None and i.dtype == np.bool_ for i in indices):
         indices = _positions(ctx, indices)
+    elif ctx.op is aten.index.Tensor:
+        all_within(ctx, x.shape, indices)
     if 0 in ctx.result.shape:
         coordinates(ctx, x.shape, indices)
         return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
@@ -129,6 +139,8 @@ def index_select(ctx: Context, x: jax.Array, dim: int, index: jax.Array) -> jax.
     dim %= x.ndim
     if x.shape[dim] == 0 and index.size:
         ctx.refuse("an index into an empty dimension is out of range")
+    if ctx.op is aten.index_select.default:
+        within(ctx, index, x.shape[dim])
     return take(x, lax.reshape(index, (index.size,)), dim)
 
 
@@ -141,6 +153,7 @@ def gather(ctx: Context, x: jax.Array, dim: int, index: jax.Array, *, sparse_gra
     dim %= x.ndim
     if x.shape[dim] == 0:
         ctx.refuse("an index into an empty dimension is out of range")
+    within(ctx, index, x.shape[dim], OF_DIM, dim=dim, error=RuntimeError)
     return lax.reshape(gather_along(x, dim, index), ctx.result.shape)
 
 
@@ -158,9 +171,16 @@ def gather_along(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     return lax.gather(x, lax.expand_dims(index, (index.ndim,)), numbers, (1,) * x.ndim, mode=IN_BOUNDS)
 
 
+def flat_within(ctx: Context, index: jax.Array, size: int) -> None:
+    """Check the indices into the elements of a tensor."""
+    message = "out of range: tried to access index {index} on a tensor of {size} elements."
+    within(ctx, index, size, message, negative=True)
+
+
 @lower(aten.take.default)
 def take_flat(ctx: Context, x: jax.Array, index: jax.Array) -> jax.Array:
     if x.size == 0 and index.size:
         ctx.refuse("an index into an empty tensor is out of range")
+    flat_within(ctx, index, x.size)
     flat = take(lax.reshape(x, (x.size,)), wrapped(lax.reshape(index, (index.size,)), x.size), 0)
     return lax.reshape(flat, ctx.result.shape)

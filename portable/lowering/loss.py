@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
 
 from portable import dtypes
+from portable.lowering.bounds import holds
 from portable.lowering.context import Context
 from portable.lowering.registry import DEFAULT, broadcast, cast, described, lower, register
 
@@ -123,8 +125,10 @@ for _op, _formula in GRADIENTS.items():
 def binary_cross_entropy(
     ctx: Context, x: jax.Array, target: jax.Array, weight: jax.Array | None = None, reduction: int = MEAN
 ) -> jax.Array:
-    """Logarithms are bounded by -100 from below. (An input outside [0, 1], an error in torch, gives NaN.)"""
+    """Logarithms are bounded by -100 from below."""
     x, target, *weights = operands(x, target, *([] if weight is None else [weight]))
+    allowed = lax.bitwise_and(lax.ge(x, lax.full_like(x, 0)), lax.le(x, lax.full_like(x, 1)))
+    holds(ctx, jnp.all(allowed), "all elements of input should be between 0 and 1")
     least = lax.full_like(x, -100)
     losses = (target - 1) * lax.max(lax.log1p(-x), least) - target * lax.max(lax.log(x), least)
     return reduced(ctx, losses * weights[0] if weights else losses, reduction)

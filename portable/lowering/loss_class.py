@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from portable.lowering.bounds import within
 from portable.lowering.context import Context
 from portable.lowering.loss import MEAN, NONE, reduced
 from portable.lowering.registry import broadcast, cast, lower
@@ -51,7 +52,9 @@ def nll_loss(
     x, target = wide(x), lax.reshape(target, x.shape[:axis] + x.shape[axis + 1 :])
     valid, weights = target_weights(x, target, weight, ignore_index)
     if x.size:
-        classes = lax.expand_dims(lax.select(valid, target, lax.full_like(target, 0)), (axis,))
+        classes = lax.select(valid, target, lax.full_like(target, 0))
+        within(ctx, classes, x.shape[axis], "Target {index} is out of bounds.")
+        classes = lax.expand_dims(classes, (axis,))
         taken = lax.squeeze(jnp.take_along_axis(x, classes, axis, mode="clip"), (axis,))
     else:
         taken = jnp.zeros(target.shape, x.dtype)
@@ -123,6 +126,7 @@ def multi_margin_loss(
     """Of a row ``Σ_{j≠t} max(0, margin - x[t] + x[j])^p · w[t] / classes``, p 1 or 2."""
     _no_scalar_none(ctx, x, reduction)
     x = wide(_rows(x))
+    within(ctx, target, x.shape[1], "target out of range", error=RuntimeError)
     z, hit = _margins(x, target, margin)
     z = lax.select(hit, lax.full_like(z, 0), lax.max(z, lax.full_like(z, 0)))
     losses = lax.reduce_sum(z if p == 1 else z * z, (1,)) / x.shape[1]

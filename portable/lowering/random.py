@@ -19,6 +19,7 @@ import torch
 from jax import lax
 
 from portable import dtypes
+from portable.lowering.bounds import holds
 from portable.lowering.context import Context, Spec
 from portable.lowering.registry import TracedScalar, broadcast, cast, lower
 from portable.lowering.shape import take
@@ -297,6 +298,10 @@ def multinomial(
     """With replacement the distribution function is inverted. Without, the largest of weight / exponential are
     drawn (Efraimidis and Spirakis 2006, in the form that torch uses).
     """
+    valid = lax.bitwise_and(lax.ge(weights, lax.full_like(weights, 0)), lax.lt(weights, lax.full_like(weights, np.inf)))
+    holds(ctx, jnp.all(valid), "probability tensor contains either `inf`, `nan` or element < 0")
+    some = jnp.all(jnp.any(weights, weights.ndim - 1))
+    holds(ctx, some, "invalid multinomial distribution (sum of probabilities <= 0)")
     if replacement and num_samples > 1:
         drawn = Spec(ctx.result.shape, torch.float64)
         u = seeded(ctx, drawn, lambda out, g: out.uniform_(generator=g), generator)

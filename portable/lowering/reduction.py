@@ -120,11 +120,15 @@ def amin(ctx: Context, x: jax.Array, dim: Any = (), keepdim: bool = False) -> ja
 
 @lower(aten.max.default)
 def max_all(ctx: Context, x: jax.Array) -> jax.Array:
+    if not x.size:
+        ctx.refuse("an empty tensor has no maximum: torch raises")
     return amax(ctx, x)
 
 
 @lower(aten.min.default)
 def min_all(ctx: Context, x: jax.Array) -> jax.Array:
+    if not x.size:
+        ctx.refuse("an empty tensor has no minimum: torch raises")
     return amin(ctx, x)
 
 

@@ -232,7 +232,9 @@ def _float_to_int(x: jax.Array, to: np.dtype) -> jax.Array:
     what does not fit; narrower types keep its low bits (300.0 is 44 as a byte, -1.0 is 255). XLA saturates.
     """
     wide = np.dtype(np.int32) if to.itemsize < 4 else np.dtype(np.int64) if to.kind == "u" else to
-    low, high = (np.asarray(v).astype(x.dtype) for v in (float(np.iinfo(wide).min), -float(np.iinfo(wide).min)))
+    least = float(np.iinfo(wide).min)
+    with np.errstate(over="ignore"):  # float16 holds neither bound: infinity stands for it
+        low, high = (np.asarray(v).astype(x.dtype) for v in (least, -least))
     fits = lax.bitwise_and(lax.ge(x, low), lax.lt(x, high))
     value = lax.convert_element_type(x, wide)
     return lax.convert_element_type(lax.select(fits, value, lax.full_like(value, np.iinfo(wide).min)), to)

@@ -1,8 +1,8 @@
 """Writing by index.
 
-Eager raises for an index that is out of range. A compiled program cannot: StableHLO's scatter drops such a write, so
-nothing is ever written out of bounds. Where an index occurs twice, updates are applied in row-major order, as torch's
-CPU kernels do: the last write wins, and sums include every one. Sums of half precision accumulate in float32.
+An index that is out of range raises after the run, as in eager (`bounds`). Where an index occurs twice, updates are
+applied in row-major order, as torch's CPU kernels do: the last write wins, and sums include every one. Sums of half
+precision accumulate in float32.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ import torch
 from jax import lax
 
 from portable.dtypes import to_torch
+from portable.lowering.bounds import OF_DIM, holds, within
 from portable.lowering.context import Context
-from portable.lowering.gather import clamped, coordinates, index_select, placement, with_masks, wrapped
+from portable.lowering.gather import (
+    all_within,
+    clamped,
+    coordinates,
+    flat_within,
+    index_select,
+    placement,
+    with_masks,
+    wrapped,
+)
 from portable.lowering.registry import broadcast, cast, lower
 
 aten = torch.ops.aten
@@ -57,6 +67,8 @@ def index_put(
     if not given:
         values = broadcast(values, x.shape)
         return _add(x, values) if accumulate else values
+    if ctx.op is aten.index_put.default:
+        all_within(ctx, x.shape, indices)
     where, dims = coordinates(ctx, x.shape, indices)
     if where.size == 0:
         return x
@@ -101,6 +113,9 @@ def _put_by_mask(
         spread = lax.reshape(values, (*shape[:first], *(1,) * mask.ndim, *shape[first + 1 :]))
         chosen = broadcast(spread, x.shape)
     else:
+        n = lax.reduce_sum(lax.convert_element_type(mask, np.int64), tuple(range(mask.ndim)))
+        many = f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result"
+        holds(ctx, lax.eq(n, lax.full_like(n, values.shape[first])), many)
         rank = lax.cumsum(lax.convert_element_type(lax.reshape(mask, (mask.size,)), np.int32))
         rank = lax.max(lax.sub(rank, lax.full_like(rank, 1)), lax.full_like(rank, 0))
         chosen = lax.reshape(index_select(ctx, values, first, rank), x.shape)
@@ -138,6 +153,10 @@ def index_add(
     if source.size == 0:
         return x
     wide, values = widened(_at_least_1d(x), cast(_at_least_1d(source), ctx.result.dtype))
+    if wide.ndim > 1:
+        within(ctx, index, wide.shape[dim], OF_DIM, dim=dim % wide.ndim, error=RuntimeError)
+    else:
+        within(ctx, index, wide.shape[0])
     if alpha != 1:
         values = lax.mul(values, jnp.full(values.shape, alpha, values.dtype))
     out = rows(lax.scatter_add, wide, dim % wide.ndim, _at_least_1d(index), values)
@@ -150,7 +169,8 @@ def index_copy(ctx: Context, x: jax.Array, dim: int, index: jax.Array, source: j
         return x
     wide = _at_least_1d(x)
     shape = tuple(index.size if d == dim % wide.ndim else n for d, n in enumerate(wide.shape))
-    index = wrapped(_at_least_1d(index), wide.shape[dim])
+    index = _at_least_1d(index)
+    within(ctx, index, wide.shape[dim], f"index_copy_(): {OF_DIM}", dim=dim % wide.ndim)
     out = rows(lax.scatter, wide, dim % wide.ndim, index, broadcast(lax.reshape(source, shape), shape))
     return lax.reshape(out, ctx.result.shape)
 
@@ -161,6 +181,7 @@ def index_fill(ctx: Context, x: jax.Array, dim: int, index: jax.Array, value: An
     if index.size == 0 or x.size == 0:
         return x
     dim %= wide.ndim
+    within(ctx, index, wide.shape[dim], OF_DIM, dim=dim, negative=True)
     shape = tuple(index.size if d == dim else n for d, n in enumerate(wide.shape))
     out = rows(lax.scatter, wide, dim, wrapped(index, wide.shape[dim]), broadcast(cast(value, ctx.result.dtype), shape))
     return lax.reshape(out, ctx.result.shape)
@@ -192,6 +213,7 @@ def _scattered(
     ctx: Context, write: Callable[..., jax.Array], x: jax.Array, dim: int, index: jax.Array, source: Any
 ) -> jax.Array:
     wide, index = _at_least_1d(x), _at_least_1d(index)
+    within(ctx, index, wide.shape[dim], OF_DIM, dim=dim % wide.ndim, error=RuntimeError)
     if not isinstance(source, jax.Array) or source.ndim == 0:
         source = broadcast(cast(source, ctx.result.dtype), index.shape)
     return lax.reshape(scatter_along(write, wide, dim % wide.ndim, index, source), ctx.result.shape)
@@ -273,6 +295,7 @@ def scatter_reduce(
     wide, index, source = _at_least_1d(x), _at_least_1d(index), _at_least_1d(source)
     if index.size == 0:
         return x
+    within(ctx, index, wide.shape[dim], OF_DIM, dim=dim % wide.ndim, error=RuntimeError)
     source = lax.slice(source, (0,) * source.ndim, index.shape)
 
     def write(combine: Callable[..., jax.Array], target: jax.Array, values: jax.Array) -> jax.Array:
@@ -288,6 +311,7 @@ def index_reduce(
     wide, index, source = _at_least_1d(x), _at_least_1d(index), _at_least_1d(source)
     if source.size == 0:
         return x
+    within(ctx, index, wide.shape[dim])
 
     def write(combine: Callable[..., jax.Array], target: jax.Array, values: jax.Array) -> jax.Array:
         return rows(combine, target, dim % wide.ndim, index, values)
@@ -299,6 +323,7 @@ def index_reduce(
 def put(ctx: Context, x: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = False) -> jax.Array:
     if index.size == 0:
         return x
+    flat_within(ctx, index, x.size)
     flat = lax.reshape(x, (x.size,))
     index, source = lax.reshape(index, (index.size,)), lax.reshape(source, (source.size,))
     write = lax.scatter_add if accumulate else lax.scatter
@@ -319,6 +344,8 @@ def masked_scatter(ctx: Context, x: jax.Array, mask: jax.Array, source: jax.Arra
     if x.size == 0 or source.size == 0:
         return x
     rank = _rank(mask)
+    n = lax.reduce_sum(lax.convert_element_type(mask, np.int64), tuple(range(mask.ndim)))
+    holds(ctx, lax.le(n, lax.full_like(n, source.size)), "Number of elements of source < number of ones in mask")
     taken = index_select(ctx, lax.reshape(source, (source.size,)), 0, rank)
     return lax.select(mask, lax.reshape(taken, shape), x)
 

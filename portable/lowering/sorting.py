@@ -20,6 +20,7 @@ import torch
 from jax import lax
 
 from portable import dtypes
+from portable.lowering import introselect
 from portable.lowering.context import Context
 from portable.lowering.gather import gather_along
 from portable.lowering.registry import NO_OPMATH, broadcast, cast, described, lower
@@ -97,17 +98,41 @@ def topk(
     if x.ndim == 0:
         return lax.reshape(x, ctx.result[0].shape), jnp.zeros(ctx.result[1].shape, np.int64)
     dim %= x.ndim
-    if x.shape[dim] > 1 and coarse(x, itemsize=8):
-        refuse_ties(ctx, "sort with stable=True, or take the top of a float32 tensor")
     if 0 in ctx.result[0].shape:
         return jnp.zeros(ctx.result[0].shape, x.dtype), jnp.zeros(ctx.result[1].shape, np.int64)
     last = x.ndim - 1
     order = [d for d in range(x.ndim) if d != dim] + [dim]
     moved = lax.transpose(x, order)
-    _, index = lax.top_k(_top_key(moved, largest), k)
+    key = integer_key(_top_key(moved, largest))
+    best, index = lax.top_k(key, min(k + 1, x.shape[dim]))
+    index = lax.slice_in_dim(index, 0, k, 1, last)
+    if ctx.uses(1):  # the values are the same, whichever of equal elements is taken
+        index = lax.cond(
+            _repeats(best),
+            lambda key: introselect.by_slice(lambda one: introselect.top(one, k, sorted), key),
+            lambda key: lax.convert_element_type(index, np.int32),
+            key,
+        )
     index = lax.convert_element_type(index, np.int64)
     back = np.argsort(order).tolist()
     return lax.transpose(gather_along(moved, last, index), back), lax.transpose(index, back)
+
+
+def integer_key(x: jax.Array) -> jax.Array:
+    """An integer of the same order as ``x``, where NaN is the largest and there is one zero (see `_top_key`)."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    kind = np.dtype(f"int{8 * x.dtype.itemsize}")
+    bits = lax.bitcast_convert_type(x, kind)
+    negative = lax.bitwise_xor(bits, lax.full_like(bits, np.iinfo(kind).max))
+    return lax.select(lax.lt(bits, lax.full_like(bits, 0)), negative, bits)
+
+
+def _repeats(ordered: jax.Array) -> jax.Array:
+    """Whether any slice of keys in order holds an element twice."""
+    last, n = ordered.ndim - 1, ordered.shape[-1]
+    same = lax.eq(lax.slice_in_dim(ordered, 1, n, 1, last), lax.slice_in_dim(ordered, 0, n - 1, 1, last))
+    return lax.reduce_or(same, tuple(range(same.ndim)))
 
 
 def _at(x: jax.Array, dim: int, position: jax.Array | int) -> jax.Array:
@@ -129,9 +154,21 @@ def _order_statistic(
 def kthvalue(ctx: Context, x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
-    if x.shape[dim] > 1 and coarse(x, itemsize=8):
-        refuse_ties(ctx, "sort with stable=True")
-    return _order_statistic(ctx, x, dim % x.ndim, k - 1)
+    dim %= x.ndim
+    values, index = ordered(x, dim)
+    if ctx.uses(1) and x.shape[dim] > 1:
+        order = [d for d in range(x.ndim) if d != dim] + [dim]
+        key = integer_key(_top_key(lax.transpose(x, order), True))
+        near = lax.transpose(lax.slice_in_dim(values, max(k - 2, 0), min(k + 1, x.shape[dim]), 1, dim), order)
+
+        def among_equals(key: jax.Array) -> jax.Array:
+            found = introselect.by_slice(lambda one: introselect.quick_select(one, k - 1)[k - 1 : k], key)
+            return lax.transpose(lax.convert_element_type(found, np.int64), np.argsort(order).tolist())
+
+        plain = lax.slice_in_dim(index, k - 1, k, 1, dim)
+        place = lax.cond(_repeats(integer_key(_top_key(near, True))), among_equals, lambda _: plain, key)
+        return lax.reshape(gather_along(x, dim, place), ctx.result[0].shape), lax.reshape(place, ctx.result[1].shape)
+    return _order_statistic(ctx, x, dim, k - 1, (values, index))
 
 
 def _nan_count(x: jax.Array, dim: int) -> jax.Array:

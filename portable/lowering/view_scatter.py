@@ -69,6 +69,8 @@ def slice_backward(
 @lower(aten.select_scatter.default)
 def select_scatter(ctx: Context, x: jax.Array, source: jax.Array, dim: int, index: int) -> jax.Array:
     dim %= x.ndim
+    if not -x.shape[dim] <= index < x.shape[dim]:
+        ctx.refuse(f"index {index} is out of range for dimension {dim} with size {x.shape[dim]}")
     row = lax.expand_dims(cast(source, ctx.result.dtype), (dim,))
     return _replace(x, row, dim, index % x.shape[dim], 1, 1)
 

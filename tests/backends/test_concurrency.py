@@ -52,7 +52,7 @@ def test_eight_threads_on_three_shapes_get_eager_answers(calls):
 
 
 FORKED = """
-    import os, sys, torch, portable as pt
+    import os, signal, sys, torch, portable as pt
     torch.set_num_threads(1)  # torch's own OpenMP pool does not survive a fork
     eager = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh()).eval()
     compiled = pt.compile(eager, backend="xla")
@@ -62,6 +62,7 @@ FORKED = """
         torch.testing.assert_close(compiled(x), want)
         child = os.fork()
         if child == 0:
+            signal.alarm(200)                                                               # a hang ends with the test
             torch.testing.assert_close(compiled(x), want)                                   # the parent's program
             again = pt.compile(lambda x: (x.sin() @ x.t()).sum(), backend="xla")
             torch.testing.assert_close(again(x), (x.sin() @ x.t()).sum())                   # a new one

@@ -24,12 +24,12 @@ def volume(rank):
     return torch.randn(2, 3, *(9, 7, 5)[:rank], generator=torch.Generator().manual_seed(rank))
 
 
-@pytest.mark.parametrize("rank, mode", [(rank, mode) for rank, modes in MODES.items() for mode in modes])
-@pytest.mark.parametrize("align_corners", [None, True])
-def test_interpolate(rank, mode, align_corners):
-    if align_corners and "near" in mode:
-        pytest.skip("nearest has no corners to align")
+CASES = [(rank, mode, None) for rank, modes in MODES.items() for mode in modes]
+CASES += [(rank, mode, True) for rank, mode, _ in CASES if "nearest" not in mode]  # which has no corners to align
 
+
+@pytest.mark.parametrize("rank, mode, align_corners", CASES)
+def test_interpolate(rank, mode, align_corners):
     def resized(x):
         sizes = [{name: v[:rank] for name, v in size.items()} for size in SIZES]
         return [F.interpolate(x, mode=mode, align_corners=align_corners, **size) for size in sizes]
@@ -62,7 +62,11 @@ def test_nan_reaches_only_what_reads_it():
     assert_agree(lambda x: [F.interpolate(x, (5, 11), mode=m) for m in MODES[2]], x, gradients=False)
 
 
-@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+PADDINGS = ("zeros", "border", "reflection")
+
+
+# JAX derives the gradients from the forward formula: half of the combinations show that it can
+@pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("align_corners", [False, True])
 def test_grid_sample(padding, align_corners):
     generator = torch.Generator().manual_seed(0)
@@ -75,15 +79,15 @@ def test_grid_sample(padding, align_corners):
             F.grid_sample(x3, grid3, mode, padding, align_corners) for mode in modes[:2]
         ]
 
-    assert_agree(sampled, x, grid, x3, grid3, tolerance=1e-4)
+    gradients = align_corners == (padding == "border")
+    assert_agree(sampled, x, grid, x3, grid3, tolerance=1e-4, gradients=gradients)
 
 
 def test_grid_points_at_edges_beyond_and_nan():
     x = volume(2)
     points = [[1.0, -1.0], [0.0, 0.0], [math.inf, 0.0], [math.nan, 0.0], [1.0, 1.0], [-3.0, 0.2]]
     grid = torch.tensor(points).reshape(1, 2, 3, 2).expand(2, -1, -1, -1)
-    pads = ("zeros", "border", "reflection")
-    assert_agree(lambda x, g: [F.grid_sample(x, g, "bilinear", p, False) for p in pads], x, grid, gradients=False)
+    assert_agree(lambda x, g: [F.grid_sample(x, g, "bilinear", p, False) for p in PADDINGS], x, grid, gradients=False)
 
 
 def test_affine_grid_fold_and_unfold():

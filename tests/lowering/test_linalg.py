@@ -150,13 +150,13 @@ def test_eigenvectors_and_singular_vectors_rebuild_the_matrix():
         torch.testing.assert_close(value.real.to(x.dtype), want)
 
 
-@pytest.mark.parametrize("driver", ["gelsy", "gels", "gelsd"])
 @pytest.mark.parametrize("shape", [(3, 5), (4, 4), (5, 3)])
-def test_least_squares(shape, driver):
-    if driver == "gelsd" and shape[0] > shape[1]:
-        pytest.skip("the shape of the residuals depends on the data")
+def test_least_squares(shape):
+    drivers = ["gelsy", "gels"]
+    if shape[0] <= shape[1]:  # else the shape of gelsd's residuals depends on the data
+        drivers.append("gelsd")
     x, b = torch.randn(2, *shape, dtype=torch.float64), torch.randn(2, shape[0], 2, dtype=torch.float64)
-    agrees(lambda x, b: tuple(L.lstsq(x, b, driver=driver)), x, b)
+    agrees(lambda x, b: [tuple(L.lstsq(x, b, driver=d)) for d in drivers], x, b)
 
 
 def test_covariance_and_correlation():

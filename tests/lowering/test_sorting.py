@@ -50,8 +50,6 @@ def test_selections_of_distinct_elements_agree_with_eager(agrees, dtype):
 
 
 OPEN_TIES = {
-    "topk": lambda x: x.topk(3),
-    "kthvalue": lambda x: x.kthvalue(2),
     "sort": lambda x: x.sort(),
     "argsort": lambda x: x.argsort(),
     "mode": lambda x: x.mode(),
@@ -64,6 +62,24 @@ def test_an_index_among_equal_elements_that_torch_leaves_open_is_refused(name, d
     x = torch.arange(20).remainder(7).to(dtype)
     with pytest.raises(UnsupportedOpError, match="equal elements"):
         lowered(OPEN_TIES[name], x)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(4, torch.float32), (17, torch.bfloat16), (70, torch.int64)])
+def test_of_equal_elements_topk_and_kthvalue_take_those_that_eager_takes(agrees, size, dtype):
+    x = torch.randint(-2, 3, (5, size), generator=torch.Generator().manual_seed(size)).to(dtype)
+    k = size // 2
+    functions = {
+        "largest": lambda x: x.topk(k),
+        "smallest": lambda x: x.topk(k, largest=False),
+        "one": lambda x: x.topk(1),
+        "kth": lambda x: x.kthvalue(k),
+    }
+    agrees(functions, x)
+
+
+def test_of_equal_nan_topk_takes_those_that_eager_takes(agrees):
+    x = torch.tensor([[nan, 1.0, nan, 1.0, nan], [0.0, -0.0, 0.0, -0.0, nan]])
+    agrees({"topk": lambda x: x.topk(3), "all": lambda x: x.topk(5), "smallest": lambda x: x.topk(2, largest=False)}, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.int64])

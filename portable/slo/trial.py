@@ -127,8 +127,15 @@ def _resident_mb(pid: int | None) -> float:
         return 0.0
 
 
+def _use_every_core() -> None:
+    """Where OpenMP binds its threads, it binds this one too, and XLA's pool would inherit its one core."""
+    if "OMP_PROC_BIND" in os.environ and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
 def _child(connection: Any, request: Request) -> None:
     try:
+        _use_every_core()
         trial = try_here(request)
     except Exception as failure:  # not from a call of the kernel: a baseline, a compiler that is missing
         trial = Trial("impossible", _described(failure))

@@ -22,6 +22,7 @@ if (ROOT / "benchmarks" / "__init__.py").exists():
 entry_points = {
     "console_scripts": ["portable = portable.cli:main"],
     "torch_dynamo_backends": ["portable = portable.api:dynamo_backend"],
+    "pytest11": ["portable = portable.testing"],
 }
 
 extras = {

@@ -1,21 +1,13 @@
-"""The conformance kit: what third-party backends, kernels and lowerings are tested with."""
+"""The conformance kit: what third-party backends, kernels and lowerings are tested with.
+
+It is a pytest plugin too: a test that takes ``portable_backend`` runs once for each of ``--portable-backends``.
+Importing it imports neither torch nor JAX, since pytest does so in every session.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
-from torch.utils import _pytree as pytree
-
-from portable import backends
-from portable.backends import pjrt
-from portable.backends.xla import Xla
-from portable.capture import trace
-from portable.errors import ConfigError, UnsupportedOp, UnsupportedOpError, UnsupportedOutputError
-from portable.lowering.context import Spec
-from portable.lowering.program import DATA_DEPENDENT, lower_graph
 
 
 def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: str = "error", **kwargs: Any) -> Any:
@@ -37,52 +29,30 @@ def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: 
         UnsupportedInputError: a sparse, nested, meta or non-CPU argument.
         UnsupportedOutputError: ``fn`` returns something other than tensors, numbers, strings and None.
     """
-    leaves, tree = pytree.tree_flatten((args, kwargs))
-    chosen = backends.get(backend)
-    if not isinstance(chosen, Xla):
-        raise ConfigError(f"backend {chosen} does not lower to StableHLO", remedy="name xla or tpu")
-    where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    for i in where:
-        chosen.check_input(leaves[i], f"argument {i}")
-    tensors = [leaves[i].resolve_conj().resolve_neg() for i in where]
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors]
-    structure: Any = None
+    from portable.lowering.once import run
 
-    def flat(*inputs: torch.Tensor) -> list[Any]:
-        nonlocal structure
-        values = list(leaves)
-        for i, value in zip(where, inputs, strict=True):
-            values[i] = value
-        call_args, call_kwargs = pytree.tree_unflatten(values, tree)
-        outputs, structure = pytree.tree_flatten(fn(*call_args, **call_kwargs))
-        return outputs
+    return run(fn, args, kwargs, backend)
 
-    mutated: list[int] = []
-    try:
-        gm = trace(flat, fakes, mutated=mutated)
-    except DATA_DEPENDENT as failure:
-        op = str(getattr(failure, "func", None) or "this program")
-        reason = "its result's shape or a branch depends on the data"
-        raise UnsupportedOpError([UnsupportedOp(op, reason)], backend=backend) from failure
-    except UnsupportedOperatorException as failure:
-        raise UnsupportedOpError([UnsupportedOp(str(failure), "torch cannot trace it")], backend=backend) from failure
-    client = pjrt.client(chosen.platform)
-    specs = [Spec(tuple(t.shape), t.dtype) for t in tensors]
-    low = lower_graph(gm, specs, platform=client.platform, backend=backend)
-    seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
-    buffers = client.compile(low.module)([client.put(seed.to(torch.uint32)), *map(client.put, tensors)])
-    values = low.assemble(client.take(buffers), tensors)
-    for i, value in zip(mutated, values[len(values) - len(mutated) :], strict=True):
-        with torch.no_grad():
-            leaves[where[i]].copy_(value)
-    values = values[: len(values) - len(mutated)]
-    for value in values:
-        if not isinstance(value, (torch.Tensor, int, float, complex, bool, str, type(None))):
-            raise UnsupportedOutputError(
-                f"the function returns a {type(value).__name__}", remedy="return tensors, numbers, strings or None"
-            )
-    return pytree.tree_unflatten(values, structure)
+
+def pytest_addoption(parser: Any) -> None:
+    """Add ``--portable-backends``."""
+    parser.getgroup("portable").addoption(
+        "--portable-backends",
+        default="",
+        metavar="NAMES",
+        help="backends for tests that take `portable_backend`, separated by commas (default: PORTABLE_BACKEND or xla)",
+    )
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    """Run a test that takes ``portable_backend`` once for each backend that was named."""
+    if "portable_backend" not in metafunc.fixturenames:
+        return
+    from portable import config
+
+    default = config.get("PORTABLE_BACKEND") if config.is_set("PORTABLE_BACKEND") else "xla"
+    named = [n.strip() for n in metafunc.config.getoption("--portable-backends").split(",") if n.strip()]
+    metafunc.parametrize("portable_backend", named or [default])
 
 
 __all__ = ["lowered"]

@@ -131,7 +131,8 @@ def _renew_lock() -> None:
     _COLD = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+# A fork waits for the compilation of another thread: Dynamo's own lock would be held in the child for good.
+os.register_at_fork(before=lambda: _COLD.acquire(), after_in_parent=lambda: _COLD.release(), after_in_child=_renew_lock)
 
 
 def _shape(argument: Any) -> Any:
@@ -165,12 +166,12 @@ class _Run:
     ) -> None:
         name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
         self.target, self.options, self._backend = target, options, chosen
-        self.record = Record(name, str(chosen), chosen.path, _policy(options["kernels"]))
+        self.record = record = Record(name, str(chosen), chosen.path, _policy(options["kernels"]))
         self._warm: set[Any] = set()
         self._whole: frozenset[str] = frozenset()  # the ops that the captures of these calls keep whole
 
         def portable(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            return _compile_graph(chosen, self.record, gm, example_inputs)
+            return _compile_graph(chosen, record, gm, example_inputs)  # not self: Dynamo keeps every backend for good
 
         self._compiled = torch.compile(target, backend=portable, fullgraph=fullgraph, dynamic=dynamic, **_isolation())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import json
 import os
 import platform
@@ -66,6 +67,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")
 
 def main() -> None:
     """Entry point of the console script: an error of ours is one message and exit status 2, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 lacks some of our characters
     try:
         app()
     except PortableError as failure:
@@ -199,9 +203,12 @@ def load_model(spec: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         raise ConfigError(f"{spec!r} names no function", remedy=remedy)
     try:
         module = _module(source)
-        made = getattr(module, name)()
+        function = getattr(module, name)
     except (ImportError, FileNotFoundError, AttributeError) as failure:
         raise ConfigError(f"{spec!r} cannot be loaded: {failure}", remedy=remedy) from failure
+    if not callable(function):
+        raise ConfigError(f"{spec} is a {type(function).__name__}, not a function", remedy=remedy)
+    made = function()
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
         raise ConfigError(f"{spec} returned {type(made).__name__}, not (model, args[, kwargs])", remedy=remedy)
     return made[0], tuple(made[1]), dict(made[2]) if len(made) == 3 else {}

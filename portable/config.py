@@ -124,8 +124,14 @@ def is_set(name: str) -> bool:
 
 @functools.cache
 def logger() -> logging.Logger:
-    """The `portable` logger, at the level of PORTABLE_LOG unless the program has set one."""
+    """The `portable` logger, at the level of PORTABLE_LOG unless the program has set one.
+
+    Where PORTABLE_LOG is set and the program has not configured logging, it writes to standard error.
+    """
     log = logging.getLogger("portable")
+    level = get("PORTABLE_LOG")
     if log.level == logging.NOTSET:
-        log.setLevel(get("PORTABLE_LOG"))
+        log.setLevel(level)
+    if is_set("PORTABLE_LOG") and not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
     return log

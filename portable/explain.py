@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from portable import config
 from portable.errors import RecompileError, UnsupportedInputError
 
 
@@ -134,6 +135,15 @@ class Record:
 
     def add(self, compilation: Compilation) -> None:
         """Note an executable that was built."""
+        config.logger().info(
+            "%s on %s: compiled graph %d (%s) in %.2f s: %s",
+            self.name,
+            self.backend,
+            compilation.graph,
+            compilation.kind,
+            compilation.compile_s,
+            compilation.cause,
+        )
         with self._lock:
             self.compiles.append(compilation)
             _thread.began = time.perf_counter()

@@ -1,7 +1,10 @@
 """Programs of many shapes, compiled for xla: what goes in, what comes out, what is written, what is trained."""
 
 import collections
+import copy
 import dataclasses
+import gc
+import weakref
 
 import pytest
 import torch
@@ -343,3 +346,22 @@ def test_the_same_script_on_every_backend(backend):
     assert explanation.backend == backend
     assert explanation.compiles
     assert explanation.ops
+
+
+def test_a_compiled_model_leaves_memory_with_its_last_reference():
+    model = nn.Linear(3, 2)
+    xla(model)(torch.ones(1, 3))
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def test_overlapping_arguments_without_a_known_base_are_refused():
+    base = torch.arange(12.0)
+    left, right = copy.deepcopy((base[:6], base[3:9]))  # they share a storage, but no longer a base
+    with pytest.raises(UnsupportedInputError, match="overlap in memory"):
+        xla(lambda x, y: x.add_(1) * y)(left, right)
+    torch.testing.assert_close(
+        xla(lambda x, y: x.add_(1) * y)(base[:6], base[3:9])[:3], torch.tensor([4.0, 10.0, 18.0])
+    )

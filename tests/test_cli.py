@@ -1,6 +1,7 @@
 """The command line, as a user runs it."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -61,6 +62,7 @@ def test_explain_runs_a_model_from_a_file(tmp_path):
         (["explain", "nowhere.py:make"], "no file nowhere.py"),
         (["explain", "make"], "names no function"),
         (["explain", "json:dumps_all"], "no attribute 'dumps_all'"),
+        (["explain", "math:pi"], "is a float, not a function"),
         (["explain", "os:getcwd"], "not (model, args[, kwargs])"),
         (["explain", "os:getcwd", "--backend", "abacus"], "not (model, args[, kwargs])"),
     ],
@@ -72,3 +74,14 @@ def test_a_mistake_is_one_message_with_a_remedy_and_status_2(args, message):
     assert message in text
     assert "Remedy:" in text
     assert "Traceback" not in text
+
+
+def test_a_terminal_without_unicode_is_served():
+    done = subprocess.run(
+        [sys.executable, "-m", "portable.cli", "doctor"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert b"xla" in done.stdout

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from portable import capture
 from portable.backends import pjrt
 from portable.backends.base import Backend, State, ask, installed
+from portable.errors import UnsupportedInputError
 from portable.explain import Compilation, GraphRecord, Record, plain_name, ran
 from portable.lowering.context import Spec
 
@@ -126,7 +127,11 @@ class CompiledGraph:
             if isinstance(a, torch.Tensor):
                 keep = i in self._resident or type(a) is torch.nn.Parameter
                 buffers.append(resident(a) if keep else put(a))
-        results = client.take(program.executable(buffers))
+        try:
+            results = client.take(program.executable(buffers))
+        except RuntimeError as failure:
+            _refuse_unknown_base(self._inputs, args, failure)
+            raise
         ran()
         if not program.plain:
             results = program.lowered.assemble(results, args)
@@ -184,6 +189,16 @@ def _seed(client: pjrt.Client, random: bool) -> Any:
     if not random:
         return client.no_seed
     return client.put(torch.randint(0, 2**32, (2,), dtype=torch.int64).to(torch.uint32))
+
+
+def _refuse_unknown_base(expected: Sequence[Any], args: Sequence[Any], failure: Exception) -> None:
+    """torch passes arguments that overlap, if one is written to, as their storage: here not of the size it traced."""
+    for e, a in zip(expected, args, strict=True):
+        if isinstance(a, torch.Tensor) and all(type(n) is int for n in e.shape) and e.shape != a.shape:
+            raise UnsupportedInputError(
+                "arguments that overlap in memory, one of which is written to, are views of a tensor that is not known",
+                remedy="pass a clone of one of them",
+            ) from failure
 
 
 def _spec(x: Any) -> Any:

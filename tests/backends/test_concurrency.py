@@ -121,6 +121,32 @@ def test_a_forked_child_compiles_programs_that_call_kernels_in_native_code():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+FORKED_WHILE_COMPILING = """
+    import os, signal, sys, threading, torch, portable as pt
+    torch.set_num_threads(1)
+    begun = threading.Event()
+    def compile_in_turn():
+        for width in range(1, 9):
+            pt.compile(torch.nn.Linear(8, width), backend="xla")(torch.randn(2, 8))
+            begun.set()
+    threading.Thread(target=compile_in_turn, daemon=True).start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(200)
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(pt.compile(lambda x: x.sin() + 1, backend="xla")(x), x.sin() + 1)
+        os._exit(0)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) and 1)
+"""
+
+
+def test_a_child_forked_while_another_thread_compiles_compiles_too():
+    program = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED_WHILE_COMPILING)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def _spawned(queue) -> None:
     x = torch.ones(3, 8)
     with torch.no_grad():

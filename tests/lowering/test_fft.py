@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from portable.testing import lowered
+from tests.lowering.networks import assert_agree
 
 F = torch.fft
 
 
 def agrees(function, *args):
-    torch.testing.assert_close(lowered(function, *args), function(*args), rtol=1e-5, atol=1e-5, check_stride=False)
+    assert_agree(function, *args, gradients=False)
 
 
 @pytest.mark.parametrize("norm", [None, "ortho", "forward", "backward"])

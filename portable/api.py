@@ -145,6 +145,8 @@ def _policy(kernels: str | None) -> Any:
     from portable.kernels.select import Policy
 
     try:
+        if not isinstance(kernels, str):
+            raise ValueError("not a text")
         return Policy.parse(kernels)
     except ValueError as failure:
         raise ConfigError(

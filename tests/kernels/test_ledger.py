@@ -17,8 +17,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from portable import cli
@@ -858,8 +860,9 @@ def test_threads_share_one_ledger(ledger):
 
 
 def command(ledger: Ledger, *args: str) -> str:
-    env = {"PORTABLE_LEDGER": str(ledger.path), "COLUMNS": "250"}
-    result = CliRunner().invoke(cli.app, ["ledger", *args], env=env, catch_exceptions=False)
+    env = {"PORTABLE_LEDGER": str(ledger.path)}
+    with mock.patch("portable.kernels.command.console", Console(width=250)):
+        result = CliRunner().invoke(cli.app, ["ledger", *args], env=env, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return " ".join(result.output.split())
 

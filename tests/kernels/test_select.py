@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from portable.errors import ConfigError
@@ -155,6 +155,7 @@ policies = st.builds(
 found = st.none() | st.builds(evidence, st.sampled_from(["portable", *PROVIDERS]), st.sampled_from(["", "torch 1 → 2"]))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine says nothing about the property
 @given(kernels, found, policies, st.sets(names), st.sampled_from(["stablehlo", "native"]))
 def test_what_runs_is_always_registered_able_and_asked_for(kernels, evidence, policy, bad, path):
     quarantined = lambda name: "bad" if name.partition("/")[2] in bad else ""  # noqa: E731

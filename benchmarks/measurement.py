@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from portable.slo.correctness import difference
+
 from .memory import peak_mb
 from .roofline import Cost, cost
 from .threads import unbound
@@ -22,11 +24,6 @@ from .workloads import Workload
 
 BASELINES = ("eager", "inductor")
 Call = Callable[[], Any]
-
-# Error relative to the output's scale that is allowed where eager itself is nearer to the float64 result: a few hundred
-# roundings for sums in another order.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-_AS_EAGER = 4.0  # times eager's own error
 
 
 @dataclass
@@ -153,38 +150,3 @@ def _exact(workload: Workload) -> Any:
         function = copy.deepcopy(function).double()
     widen = lambda x: x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x  # noqa: E731
     return call_of(function, pytree.tree_map_only(torch.Tensor, widen, args), workload.backward)()
-
-
-def difference(result: Any, eager: Any, exact: Any) -> str:
-    """How ``result`` differs from the float64 reference by more than rounding explains; '' if it does not.
-
-    The error of a tensor is its largest distance from the reference over the reference's largest magnitude. Allowed is
-    what the dtype's tolerance says, or a few times eager's own error.
-    """
-    got, plain, right = (pytree.tree_leaves(x) for x in (result, eager, exact))
-    if len(got) != len(right):
-        return f"{len(got)} results instead of {len(right)}"
-    for i, (x, y, z) in enumerate(zip(got, plain, right, strict=True)):
-        if not isinstance(x, torch.Tensor):
-            continue
-        x, y = x.detach().cpu(), y.detach().cpu()
-        z = z.detach()
-        if x.shape != y.shape or x.dtype != y.dtype:
-            return f"result {i} is {x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"
-        if not x.is_floating_point():
-            if not torch.equal(x, y):
-                return f"result {i} differs in {int((x != y).sum())} of {x.numel()} elements"
-            continue
-        error, allowed = _error(x, z), max(TOLERANCE.get(x.dtype, 1e-2), _AS_EAGER * _error(y, z))
-        if not error <= allowed:
-            return f"result {i} is off by {error:.2g} of its scale, allowed {allowed:.2g}"
-    return ""
-
-
-def _error(x: torch.Tensor, exact: torch.Tensor) -> float:
-    if not x.numel():
-        return 0.0
-    distance = (x.double() - exact).abs()
-    same = (x.double() == exact) | (x.isnan() & exact.isnan())
-    scale = float(exact[exact.isfinite()].abs().max()) if bool(exact.isfinite().any()) else 1.0
-    return float(distance.masked_fill(same, 0.0).max()) / max(scale, 1e-30)

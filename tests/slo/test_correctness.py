@@ -1,4 +1,4 @@
-"""When a result is wrong: relative to the scale of a float64 reference, and never by more than eager's own error explains."""
+"""When a result is wrong: relative to the scale of a float64 reference, and by more than eager itself is off."""
 
 import torch
 

@@ -1,11 +1,10 @@
 """Order: sort, top k, order statistics, binary search.
 
-NaN is larger than every number, as torch has it. Equal elements keep their order where the op sorts; where torch leaves
-the index of equal elements open (topk, kthvalue), it is the first one in the sorted order.
+NaN is larger than every number, as torch has it. A sort is stable. topk and kthvalue take of equal elements those that
+torch's CPU kernels take: where there are any, the sequential algorithm is done step by step (introselect.py).
 
-torch's kernels leave equal elements in the order of libstdc++'s introsort and introselect, which no parallel program
-reproduces. Where equal elements are to be expected (integers, half precision) and the index is read, such a case is
-refused; introsort is stable up to 16 elements.
+To do so for a whole sort would be too slow. torch leaves open where an unstable sort of more than 16 elements puts
+equal ones; where they are to be expected (integers of up to 16 bits, half precision) and the index is read, it is refused.
 """
 
 from __future__ import annotations
@@ -46,10 +45,9 @@ def ordered(x: jax.Array, dim: int, descending: bool = False) -> tuple[jax.Array
 SMALL_SORT = 16
 
 
-def coarse(x: jax.Array, itemsize: int) -> bool:
-    """Whether equal elements are to be expected: half precision, or integers of at most ``itemsize`` bytes."""
-    floats = jnp.issubdtype(x.dtype, jnp.inexact)
-    return x.dtype.itemsize < 4 if floats else x.dtype.itemsize <= itemsize
+def coarse(x: jax.Array) -> bool:
+    """Whether equal elements are to be expected: half precision, or integers of up to 16 bits."""
+    return x.dtype.itemsize <= 2
 
 
 def refuse_ties(ctx: Context, remedy: str) -> None:
@@ -71,7 +69,7 @@ def sort_stable(
 ) -> tuple[jax.Array, jax.Array]:
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
-    if not stable and x.shape[dim] > SMALL_SORT and coarse(x, itemsize=2):
+    if not stable and x.shape[dim] > SMALL_SORT and coarse(x):
         refuse_ties(ctx, "pass stable=True")
     return ordered(x, dim % x.ndim, descending)
 

@@ -4,7 +4,8 @@ NaN is larger than every number, as torch has it. A sort is stable. topk and kth
 torch's CPU kernels take: where there are any, the sequential algorithm is done step by step (introselect.py).
 
 To do so for a whole sort would be too slow. torch leaves open where an unstable sort of more than 16 elements puts
-equal ones; where they are to be expected (integers of up to 16 bits, half precision) and the index is read, it is refused.
+equal ones; where they are to be expected (integers of up to 16 bits, half precision) and the index is read, it is
+refused.
 """
 
 from __future__ import annotations

@@ -31,11 +31,16 @@ class Decided:
         provider: "portable", or the provider of the kernels that won.
         interval: seconds per call of the workload with those kernels; None where the portable path stays.
         reason: one line.
+        met: whether the SLO is met by what runs from now on; None where it is the whole workload's measurement that
+            says so.
+        samples_s: of the portable path and the baselines, where the gate measured them inside a program.
     """
 
     provider: str
     interval: Interval | None
     reason: str
+    met: bool | None = None
+    samples_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -46,11 +51,13 @@ class Gating:
         gate: decides and writes to the ledger.
         slos: of the file, for the units of a model.
         known: what was decided in this run, by (op, signature).
+        samples: what that was decided on, by the same.
     """
 
     gate: Gate
     slos: Mapping[str, SLO]
     known: dict[tuple[str, str], Outcome] = field(default_factory=dict)
+    samples: dict[tuple[str, str], Mapping[str, Sequence[float]]] = field(default_factory=dict)
     recorded: dict[str, list[Unit]] = field(default_factory=dict)
 
     def __call__(self, workload: Workload, row: Row, slo: SLO, *, backend: str, budget_s: float) -> Decided | None:
@@ -66,6 +73,10 @@ class Gating:
         for i, unit in enumerate(units):
             left = max(budget_s - (time.monotonic() - began), 1.0) / (len(units) - i)
             outcomes.append(self._outcome(workload, row, slo, unit, left))
+        if workload.group != "models" and len(outcomes) == 1:
+            (unit,), (only,) = units, outcomes
+            samples = {} if slo.of_a_call else self.samples[unit.op, unit.signature]
+            return Decided(only.provider, only.interval, only.reason, only.met, samples)
         return _summary(outcomes)
 
     def _outcome(self, workload: Workload, row: Row, slo: SLO, unit: Unit, budget_s: float) -> Outcome:
@@ -74,7 +85,10 @@ class Gating:
             return self.known[key]
         if workload.group == "models":
             slo = slo_for(f"{unit.op.split('.')[1] if '.' in unit.op else unit.op}/{workload.name}", self.slos) or slo
-        samples = measured(unit, self.gate.backend, {"portable": "off"}, baselines_of(slo), budget_s / 3)
+        samples = measured(
+            unit, self.gate.backend, {"portable": "off"}, baselines_of(slo), budget_s / 3, alone=slo.of_a_call
+        )
+        self.samples[key] = samples
         others = [u for u in self.recorded.get(unit.op, ()) if u.signature != unit.signature][-4:]
         self.known[key] = self.gate.decide(
             unit,
@@ -104,9 +118,6 @@ def units_of(workload: Workload, backend: str) -> list[Unit]:
 
 def _summary(outcomes: Sequence[Outcome]) -> Decided:
     kernels = [o for o in outcomes if o.provider != "portable"]
-    if len(outcomes) == 1:
-        (only,) = outcomes
-        return Decided(only.provider, only.interval, only.reason)
     missed = sum(not o.met for o in outcomes)
     counts = f"{len(outcomes)} ops with kernels: {len(kernels)} by a kernel, {missed} UNMET"
     return Decided(kernels[0].provider if kernels else "portable", None, counts)

@@ -29,11 +29,15 @@ class Outcome(Protocol):
         provider: what is used from now on: "portable", or the provider of a kernel that won.
         interval: seconds per call of that kernel; None where the portable path stays.
         reason: why, candidates that were rejected included; one line.
+        met: whether the SLO is met now; None where the row's own judgement says so.
+        samples_s: what that was judged on, where not the row's own samples.
     """
 
     provider: str
     interval: Interval | None
     reason: str
+    met: bool | None
+    samples_s: Mapping[str, Sequence[float]]
 
 
 Gate = Callable[..., Outcome | None]
@@ -152,27 +156,41 @@ def fill(row: Row, measured: Measurement, peak: Peak | None) -> None:
         row.flops, row.moved = measured.cost.flops, measured.cost.moved
         if peak is not None:
             row.ideal_s = peak.ideal_s(measured.cost.moved, measured.cost.flops, measured.cost.dtype)
+    if measured.wrong:
+        row.state, row.reason = "wrong", measured.wrong
+    _figures(row, judged=not measured.wrong)
+
+
+def _figures(row: Row, *, judged: bool = True) -> None:
+    """What follows from a row's samples."""
     row.latency_s = {name: bootstrap(samples) for name, samples in row.samples_s.items()}
     row.p99_s = {name: _p99(samples) for name, samples in row.samples_s.items()}
     row.best_native = best_native(row.samples_s)
     own = row.samples_s["portable"]
     row.ratios = {name: ratio(own, samples) for name, samples in row.samples_s.items() if name != "portable"}
     row.roofline = row.ideal_s / row.latency_s["portable"].median if row.ideal_s else None
-    if measured.wrong:
-        row.state, row.reason = "wrong", measured.wrong
-    elif row.slo is None:
+    if not judged:
+        return
+    if row.slo is None:
         row.state, row.reason = "unjudged", "no SLO"
     else:
-        judged = judge(row.slo, row.samples_s, ideal_s=row.ideal_s, peak_mb=row.peak_mb.get("portable"))
-        row.judgement, row.reason = judged, judged.reason
-        row.state = "unjudged" if judged.met is None else "met" if judged.met else "unmet"
+        found = judge(row.slo, row.samples_s, ideal_s=row.ideal_s, peak_mb=row.peak_mb.get("portable"))
+        row.judgement, row.reason = found, found.reason
+        row.state = "unjudged" if found.met is None else "met" if found.met else "unmet"
 
 
 def decide(row: Row, outcome: Outcome | None) -> None:
     """Take a gate's word into the row; None leaves it as it was judged."""
     if outcome is None:
         return
+    if outcome.samples_s:
+        alone = row.latency_s["portable"].median
+        row.notes.append(f"figures are of a call inside a program; a call by itself takes {1e3 * alone:.3g} ms")
+        row.samples_s = {name: list(samples) for name, samples in outcome.samples_s.items()}
+        _figures(row)
     row.provider, row.reason = outcome.provider, outcome.reason or row.reason
+    if outcome.met is not None and row.state != "unjudged":
+        row.state = "met" if outcome.met else "unmet"
     if outcome.provider != "portable":
         row.state, row.kernel_s = "kernel", outcome.interval
 

@@ -1,8 +1,10 @@
 """The one timer of this project.
 
-Every function that is compared runs in every round, in an order that alternates. A turn is: warm-up calls, since what
-ran before took the caches and the pages; wait for the device; as many calls as make one sample long enough for the
-clock; wait for the device. Nothing is discarded: a slow sample is part of the distribution.
+Every function that is compared runs in every round, in an order that alternates. A turn is: wait until the threads of
+what ran before are asleep (an OpenMP or XLA thread spins for milliseconds after its last work, on a core that the next
+one needs); warm-up calls, since what ran before took the caches and the pages; wait for the device; as many calls as
+make one sample long enough for the clock; wait for the device. Nothing is discarded: a slow sample is part of the
+distribution.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import math
 import time
 from collections.abc import Callable
 
-MIN_SAMPLE_S = 0.5e-3
+MIN_SAMPLE_S = 4e-3
 MAX_ROUNDS = 200
 _MAX_REPEAT = 100_000
+_NAP_S = 1e-3
+_MAX_NAPS = 20
 
 
 def synchronise() -> None:
@@ -25,6 +29,15 @@ def synchronise() -> None:
         torch.accelerator.synchronize()
 
 
+def settle() -> None:
+    """Wait until this process's other threads sleep, 20 ms at most."""
+    for _ in range(_MAX_NAPS):
+        before = time.process_time()
+        time.sleep(_NAP_S)
+        if time.process_time() - before < _NAP_S / 4:
+            return
+
+
 def interleave(
     functions: dict[str, Callable[[], object]],
     *,
@@ -33,6 +46,7 @@ def interleave(
     max_rounds: int = MAX_ROUNDS,
     sync: Callable[[], None] = synchronise,
     clock: Callable[[], float] = time.perf_counter,
+    settle: Callable[[], None] = settle,
 ) -> dict[str, list[float]]:
     """Time functions against each other: seconds per call, one figure a round, by name.
 
@@ -42,6 +56,7 @@ def interleave(
         min_rounds: never stop before so many rounds, whatever the budget.
         sync: waits for the device.
         clock: seconds, monotonic.
+        settle: waits until nothing else of this process runs.
 
     Raises:
         ValueError: nothing to time, or fewer than one round asked for.
@@ -58,7 +73,8 @@ def interleave(
             break
         for name in order:
             repeat = repeats[name]
-            _timed(name, functions[name], math.ceil(repeat / 4), sync, clock)
+            settle()
+            _timed(name, functions[name], math.ceil(repeat / 2), sync, clock)
             samples[name].append(_timed(name, functions[name], repeat, sync, clock) / repeat)
         order.reverse()
     return samples

@@ -14,9 +14,9 @@ WORKLOADS: Table = {}
 CONVOLUTION = "aten.convolution.default"
 
 
-def _conv(in_channels: int, out_channels: int, kernel: int, size: int, **options: Any) -> Made:
+def _conv(in_channels: int, out_channels: int, kernel: int, size: int, *, batch: int = 1, **options: Any) -> Made:
     conv = nn.Conv2d(in_channels, out_channels, kernel, **options)
-    return conv, (torch.randn(1, in_channels, size, size),)
+    return conv, (torch.randn(batch, in_channels, size, size),)
 
 
 @workload(WORKLOADS, "conv_stem/resnet50-b1", CONVOLUTION, "ResNet-50")
@@ -47,6 +47,11 @@ def _() -> Made:
 @workload(WORKLOADS, "depthwise_conv/convnext-t-b1", CONVOLUTION, "ConvNeXt-T stage 1", quick=True)
 def _() -> Made:
     return _conv(96, 96, 7, 56, padding=3, groups=96)
+
+
+@workload(WORKLOADS, "depthwise_conv/convnext-t-b16", CONVOLUTION, "ConvNeXt-T stage 1")
+def _() -> Made:
+    return _conv(96, 96, 7, 56, padding=3, groups=96, batch=16)
 
 
 @workload(WORKLOADS, "depthwise_conv/convnext-t-stage4-b1", CONVOLUTION, "ConvNeXt-T stage 4")

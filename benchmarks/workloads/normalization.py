@@ -18,6 +18,11 @@ def _() -> Made:
     return nn.LayerNorm(768, eps=1e-12), (torch.randn(8, 128, 768),)
 
 
+@workload(WORKLOADS, "layer_norm/bert-b32", LAYER_NORM, "BERT base, 128 tokens")
+def _() -> Made:
+    return nn.LayerNorm(768, eps=1e-12), (torch.randn(32, 128, 768),)
+
+
 @workload(WORKLOADS, "layer_norm/vit-s-b1", LAYER_NORM, "ViT-S/16")
 def _() -> Made:
     return nn.LayerNorm(384), (torch.randn(1, 197, 384),)

@@ -1,13 +1,14 @@
 """PJRT for the XLA family: the client, host buffers in and out, and executables.
 
-This is the only module that touches jaxlib's client. Three facts shape it:
+This is the only module that touches jaxlib's client. Four facts shape it:
 
 * The call path is short: the binding that takes a DLPack capsule costs 4 µs a tensor, the public one over 100.
 * A CPU import is zero-copy where the tensor is dense, row-major and aligned; XLA then reads torch's memory, so an
   execution has always finished when `Executable.__call__` returns.
-* A forked child cannot use its parent's client, nor compile (a thread of the parent holds the compiler's alarm): it
-  makes
-  a client of its own, and a fresh process compiles for it.
+* On the CPU the client is our own and runs a program in the thread that calls it: JAX's hands each to another thread,
+  and two wake-ups cost more than a small program.
+* A forked child cannot use its parent's client, nor compile (a thread of the parent holds the compiler's alarm): a
+  fresh process compiles for it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Client:
                     f"a forked process cannot use the parent's {platform} device",
                     remedy="start the process with the 'spawn' method",
                 )
-            raw = xla_client.make_cpu_client()
+            raw = None
             self.compiler = _CompilerProcess()
         else:
             try:
@@ -90,6 +91,9 @@ class Client:
                     f"JAX has no usable platform {platform or '(default)'}: {failure}",
                     remedy="install the device's PJRT plugin or unset JAX_PLATFORMS; see `portable doctor`",
                 ) from failure
+        if raw is None or raw.platform == "cpu":
+            raw = xla_client.make_cpu_client(asynchronous=False)
+            _keep_pages()
         self.raw: Any = raw
         self.device: Any = raw.local_devices()[0]
         self.platform: str = raw.platform
@@ -141,6 +145,16 @@ class Client:
         import numpy as np
 
         return [_from_numpy(np.asarray(b)) for b in buffers]
+
+
+def _keep_pages() -> None:
+    """Have glibc keep freed memory for the next allocation, up to 64 MiB.
+
+    Every call allocates its results; while glibc has seen no large block freed it gives their pages back to the system
+    each time, and faulting them in again costs more than a small program. Freeing a block of just under 32 MiB, which
+    is never touched, moves its thresholds to their highest (mallopt(3), M_MMAP_THRESHOLD).
+    """
+    torch.empty((32 << 20) - 8192, dtype=torch.uint8)
 
 
 def _failed(failure: RuntimeError, platform: str) -> ProgramError:

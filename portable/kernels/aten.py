@@ -1,7 +1,7 @@
 """Any ATen kernel of the host inside an XLA program: the generic XLA FFI handler of aten_ffi.cc, built at first use.
 
-The handler wraps the program's own buffers as tensors, calls the overload through torch's dispatcher and copies its
-results back.
+The handler wraps the program's own buffers as tensors and calls the overload through torch's dispatcher. Where torch has
+a true out= variant the kernel writes into the program's memory; else its result is copied there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 import torch
 from torch._ops import OpOverload
 
@@ -23,11 +24,25 @@ if TYPE_CHECKING:
     from portable.lowering.context import Context
 
 TARGET = "portable_aten"
+PIECE_BYTES = 5 << 20  # small enough to be copied while still in the cache, large enough to be worth a parallel region
 CODE = NativeCode(Path(__file__).with_name("aten_ffi.cc"), TARGET, torch=True)
 
 
-def call(ctx: Context, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def call(
+    ctx: Context,
+    op: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    out: OpOverload | None = None,
+    apart: bool = False,
+) -> Any:
     """Call the ATen overload ``op`` on JAX values, as part of the program.
+
+    Args:
+        out: its out= variant, where that writes to its argument and is not a copy of what ``op`` gives.
+        apart: ``op`` treats the rows (the first dimension) of its first tensor apart, and they are the rows of its
+            results: it may be called for a few of them at a time.
 
     Raises:
         Refused: an argument that the handler cannot carry (a layout, a generator), an op that writes to its arguments,
@@ -48,10 +63,24 @@ def call(ctx: Context, op: OpOverload, args: Sequence[Any], kwargs: dict[str, An
     if not all(isinstance(r, Spec) for r in results):
         raise Refused("a result that is not a tensor")
     types = [jax.ShapeDtypeStruct(r.shape, r.jax_dtype) for r in results]
+    called = out or op
     outputs = jax.ffi.ffi_call(TARGET, types)(
-        *operands, op=op._schema.name, overload=op._schema.overload_name, arguments=" ".join(tokens)
+        *operands,
+        op=called._schema.name,
+        overload=called._schema.overload_name,
+        arguments=" ".join(tokens),
+        out=out is not None,
+        rows=np.int64(_rows(types) if apart else 0),
     )
     return outputs[0] if isinstance(ctx.result, Spec) else tuple(outputs)
+
+
+def _rows(results: Sequence[jax.ShapeDtypeStruct]) -> int:
+    """How many rows at a time: about PIECE_BYTES of results, in pieces of equal length."""
+    rows = results[0].shape[0] if results and results[0].shape else 0
+    size = sum(r.size * r.dtype.itemsize for r in results)
+    pieces = min(max(round(size / PIECE_BYTES), 1), max(rows, 1))
+    return -(-rows // pieces)
 
 
 def _token(value: Any, operands: list[jax.Array], kind: str) -> str:

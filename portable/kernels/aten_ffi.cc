@@ -3,16 +3,22 @@
 // The operator is named by attributes: `op` ("aten::convolution"), `overload` ("" or e.g. "dim_IntList") and `arguments`, one
 // token for each schema argument: `t` the next operand, `l<n>` a list of the next n operands, `n` none, `b0`/`b1` a bool,
 // `i<value>` an int, `f<value>` a float (hexadecimal), `s<value>` a string of letters, `d<code>` a dtype, `I<n>:<v>,...` a list of ints, `B<n>:...` of
-// bools, `o<token>` where the schema says optional (the token itself). Results are copied into the program's buffers.
+// bools, `o<token>` where the schema says optional (the token itself).
+//
+// An out= overload (`out` is true) writes into the program's buffers; the results of any other are copied there. `rows`
+// is for an op that treats the rows of its first operand apart: so many at a time (0: all at once), and what is copied
+// is still in the cache.
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -54,11 +60,23 @@ auto listed(const std::string& token, Parse parse) {
   return values;
 }
 
-c10::IValue argument(const std::string& token, ffi::RemainingArgs& operands, size_t& next) {
-  auto tensor = [&]() {
-    auto buffer = operands.get<ffi::AnyBuffer>(next++);
-    return view_of(buffer->untyped_data(), buffer->dimensions(), buffer->element_type());
-  };
+using Tensors = std::vector<at::Tensor>;
+
+template <typename Buffers>
+Tensors views_of(Buffers& buffers) {
+  Tensors views;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    ffi::AnyBuffer buffer = [&] {
+      if constexpr (std::is_same_v<Buffers, ffi::RemainingRets>) return **buffers.template get<ffi::AnyBuffer>(i);
+      else return *buffers.template get<ffi::AnyBuffer>(i);
+    }();
+    views.push_back(view_of(buffer.untyped_data(), buffer.dimensions(), buffer.element_type()));
+  }
+  return views;
+}
+
+c10::IValue argument(const std::string& token, const Tensors& operands, size_t& next) {
+  auto tensor = [&]() { return operands.at(next++); };
   auto integer = [](const std::string& text) { return static_cast<int64_t>(std::stoll(text)); };
   const std::string body = token.substr(1);
   switch (token[0]) {
@@ -85,10 +103,9 @@ c10::IValue argument(const std::string& token, ffi::RemainingArgs& operands, siz
   }
 }
 
-void copy_out(const c10::IValue& value, ffi::RemainingRets& results, size_t& next) {
+void copy_out(const c10::IValue& value, const Tensors& results, size_t& next) {
   if (value.isTensor()) {
-    auto buffer = results.get<ffi::AnyBuffer>(next++);
-    at::Tensor out = view_of((*buffer)->untyped_data(), (*buffer)->dimensions(), (*buffer)->element_type());
+    const at::Tensor& out = results.at(next++);
     const at::Tensor& result = value.toTensor();
     if (!result.defined()) return;
     TORCH_CHECK(out.sizes() == result.sizes() && out.dtype() == result.dtype(), "the kernel gave ", result.dtype(),
@@ -101,8 +118,34 @@ void copy_out(const c10::IValue& value, ffi::RemainingRets& results, size_t& nex
   }
 }
 
-ffi::Error call(ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view op, std::string_view overload,
-                std::string_view arguments) {
+void check_in_place(const torch::jit::Stack& stack, const Tensors& results) {
+  size_t next = 0;
+  for (const c10::IValue& value : stack) {
+    const at::Tensor& result = value.toTensor();
+    TORCH_CHECK(result.data_ptr() == results.at(next).data_ptr() || result.numel() == 0, "result ", next, " was not written in place");
+    ++next;
+  }
+}
+
+void run(const c10::OperatorHandle& op, const std::string& arguments, const Tensors& operands, const Tensors& results,
+         bool out) {
+  torch::jit::Stack stack;
+  size_t operand = 0, result = 0;
+  std::stringstream tokens{arguments};
+  for (std::string token; tokens >> token;) stack.push_back(argument(token, operands, operand));
+  if (out) stack.insert(stack.end(), results.begin(), results.end());
+  op.callBoxed(&stack);
+  if (out) return check_in_place(stack, results);
+  for (const c10::IValue& value : stack) copy_out(value, results, result);
+}
+
+Tensors narrowed(Tensors tensors, size_t count, int64_t start, int64_t length) {
+  for (size_t i = 0; i < count; ++i) tensors[i] = tensors[i].narrow(0, start, length);
+  return tensors;
+}
+
+ffi::Error call(ffi::RemainingArgs operand_buffers, ffi::RemainingRets result_buffers, std::string_view op,
+                std::string_view overload, std::string_view arguments, bool out, int64_t rows) {
   auto failed = [&](const char* why) {
     return ffi::Error(ffi::ErrorCode::kInternal, std::string(op) + (overload.empty() ? "" : ".") + std::string(overload) + ": " + why);
   };
@@ -112,13 +155,17 @@ ffi::Error call(ffi::RemainingArgs operands, ffi::RemainingRets results, std::st
     c10::impl::ExcludeDispatchKeyGuard no_modes(
         c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PreDispatch}));
     auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(op).c_str(), std::string(overload).c_str());
-    torch::jit::Stack stack;
-    size_t operand = 0;
-    std::stringstream tokens{std::string(arguments)};
-    for (std::string token; tokens >> token;) stack.push_back(argument(token, operands, operand));
-    handle.callBoxed(&stack);
-    size_t result = 0;
-    for (const c10::IValue& value : stack) copy_out(value, results, result);
+    const std::string tokens(arguments);
+    const Tensors operands = views_of(operand_buffers), results = views_of(result_buffers);
+    const int64_t all = rows > 0 ? operands.at(0).size(0) : 0;
+    if (rows <= 0 || rows >= all) {
+      run(handle, tokens, operands, results, out);
+    } else {
+      for (int64_t start = 0; start < all; start += rows) {
+        const int64_t length = std::min(rows, all - start);
+        run(handle, tokens, narrowed(operands, 1, start, length), narrowed(results, results.size(), start, length), out);
+      }
+    }
     return ffi::Error::Success();
   } catch (const c10::Error& failure) {
     return failed(failure.what_without_backtrace());
@@ -135,4 +182,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(portable_aten, call,
                                   .RemainingRets()
                                   .Attr<std::string_view>("op")
                                   .Attr<std::string_view>("overload")
-                                  .Attr<std::string_view>("arguments"));
+                                  .Attr<std::string_view>("arguments")
+                                  .Attr<bool>("out")
+                                  .Attr<int64_t>("rows"));

@@ -1,6 +1,7 @@
 """Batch, layer and group normalisation, forward and backward.
 
-Statistics are computed in float32 for half precision, in two passes (mean, then mean squared deviation). The backward
+Statistics are computed in float32 for half precision, in two passes (mean, then mean squared deviation) or to the same
+precision in one. The backward
 is the closed form (Ioffe and Szegedy 2015, Ba et al. 2016), over the elements that share a statistic:
 
     x̂ = (x - mean) · rstd,   gx = rstd · (gw - mean(gw) - x̂ · mean(gw · x̂))   with gw = g · weight
@@ -54,6 +55,22 @@ def moments(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     return mean, total(deviation * deviation, axes)
 
 
+def row_moments(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """`moments` over the last axes.
+
+    On the CPU Σx² - (Σx)²/n is used where no mean is larger than its deviation: then the subtraction costs at most one
+    bit, and the deviations, whose pass over memory costs as much as all the rest, are not computed.
+    """
+
+    def one_pass(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        sums, mean = total(x, axes), mean_over(x, axes)
+        squares = total(x * x, axes) - sums * mean
+        safe = jnp.all(sums * mean <= squares)
+        return mean, lax.cond(safe, lambda: squares, lambda: moments(x, axes)[1])
+
+    return lax.platform_dependent(x, cpu=one_pass, default=lambda x: moments(x, axes))
+
+
 def saved_mean(mean: jax.Array, x: jax.Array, axes: Sequence[int]) -> jax.Array:
     """The saved mean; computed anew where it was saved in half precision.
 
@@ -100,7 +117,7 @@ def layer_norm(
     first = x.ndim - len(normalized_shape)
     axes, kept = range(first, x.ndim), range(first)
     x = wide(x)
-    mean, squares = moments(x, axes)
+    mean, squares = row_moments(x, axes)
     rstd = inverse_deviation(squares, _count(x, axes), eps)
     out = (x - along(mean, x.shape, kept, x)) * along(rstd, x.shape, kept, x)
     out = out if weight is None else out * along(weight, x.shape, axes, x)
@@ -149,7 +166,7 @@ def group_norm(
 ) -> tuple[jax.Array | None, ...]:
     shape = (n, groups, channels // groups, area)
     x = wide(lax.reshape(x, shape))
-    mean, squares = moments(x, (2, 3))
+    mean, squares = row_moments(x, (2, 3))
     rstd = inverse_deviation(squares, _count(x, (2, 3)), eps)
     out = (x - along(mean, shape, (0, 1), x)) * along(rstd, shape, (0, 1), x)
     out = out if weight is None else out * _grouped(weight, x)

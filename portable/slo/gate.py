@@ -4,6 +4,9 @@ In this order: the portable path is measured; only if the worse bound of its int
 tried, each in a process of its own, interleaved with the portable path; a candidate wins only if it is correct on every
 case, its own worse bound meets the SLO, and it beats the portable path beyond the noise; if none does, the portable
 path stays and the row is UNMET. A kernel that crashes, hangs or answers wrongly is put into quarantine with the reason.
+
+What was decided on this very machine for the same SLO stands until a measurement contradicts it beyond the noise, and
+by more than runs differ: otherwise an op whose time is close to its limit would change its kernel with every run.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from portable import backends
 from portable.errors import LedgerError
 from portable.kernels import registry
 from portable.kernels.fingerprint import fingerprint
-from portable.kernels.ledger import Ledger, Verdict
+from portable.kernels.ledger import Ledger, StoredDecision, Verdict, stale_reason
 from portable.kernels.registry import Kernel
 from portable.slo.judgement import Judgement, judge
 from portable.slo.objective import SLO
@@ -25,6 +28,7 @@ from portable.slo.statistics import Interval, beats, bootstrap, ratio
 from portable.slo.trial import Request, Trial, Unit, run
 
 PORTABLE = "portable"
+BETWEEN_RUNS = 0.1  # how far two runs may be apart, which the interval of one does not know: memory layout, neighbours
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,14 @@ class Outcome:
     interval: Interval | None = None
     rejected: tuple[Rejected, ...] = ()
     not_tried: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Winner:
+    kernel: Kernel
+    verdict: Verdict
+    reason: str
+    time_s: Interval
 
 
 @dataclass
@@ -100,28 +112,54 @@ class Gate:
         if first.met is None:  # no evidence for anything
             return Outcome(PORTABLE, False, first.reason, not_tried=tuple(k.name for k in kernels))
         verdict = self._portable_verdict(unit, slo, first, samples_s, workload)
-        if first.met:
+        standing = self._standing(unit, slo)
+        if first.met and (standing in ("", PORTABLE) or first.bounds()[1] * (1 + BETWEEN_RUNS) <= 1):
             self._decide(unit, PORTABLE, verdict, first.reason)
             return Outcome(PORTABLE, True, first.reason, not_tried=tuple(k.name for k in kernels))
-        winners: list[tuple[float, Kernel, Verdict, str, Interval]] = []
+        if standing == PORTABLE and not _contradicted(first):
+            return Outcome(PORTABLE, True, _stands(first), not_tried=tuple(k.name for k in kernels))
+        winners: list[_Winner] = []
         rejected: list[Rejected] = []
-        able = [k for k in kernels if not self._ineligible(k, unit, rejected)]
+        wanted = [k for k in kernels if k.provider == standing] if first.met else kernels
+        able = [k for k in wanted if not self._ineligible(k, unit, rejected)]
         began = time.monotonic()
         for i, kernel in enumerate(able):
             left = max(budget_s - (time.monotonic() - began), 1.0) / (len(able) - i)
-            won = self._try(kernel, unit, slo, first, workload, others, left, ideal_s, modules, rejected)
+            stands = kernel.provider == standing
+            won = self._try(kernel, unit, slo, first, workload, others, left, ideal_s, modules, rejected, stands)
             if won is not None:
                 winners.append(won)
         if not winners:
             tried = "; ".join(f"{r.provider} {r.outcome}: {r.reason}" for r in rejected)
             reason = f"{first.reason}; {tried or 'no kernel is registered for it'}"
             self._decide(unit, PORTABLE, verdict, reason)
-            return Outcome(PORTABLE, False, reason, rejected=tuple(rejected))
-        _, kernel, verdict, reason, interval = min(winners, key=lambda w: w[0])
-        if problem := self._decide(unit, kernel.provider, verdict, reason):
-            rejected.append(Rejected(kernel.provider, "not eligible", problem))
+            return Outcome(PORTABLE, bool(first.met), reason, rejected=tuple(rejected))
+        best = min(winners, key=lambda w: w.time_s.median)
+        for winner in winners:
+            if winner.kernel.provider == standing and best.time_s.high >= winner.time_s.low:
+                best = winner
+        provider = best.kernel.provider
+        if best.verdict.outcome == "met" and (problem := self._decide(unit, provider, best.verdict, best.reason)):
+            rejected.append(Rejected(provider, "not eligible", problem))
             return Outcome(PORTABLE, False, problem, rejected=tuple(rejected))
-        return Outcome(kernel.provider, True, reason, interval, tuple(rejected))
+        return Outcome(provider, True, best.reason, best.time_s, tuple(rejected))
+
+    def _standing(self, unit: Unit, slo: SLO) -> str:
+        """The provider that was decided for ``unit`` by this SLO, on evidence that counts here and now and met it; '' if
+        none was."""
+        now = fingerprint(self.label)
+        found: list[StoredDecision] = self.ledger.decisions(
+            unit.op, signature=unit.signature, backend=self.label, fingerprint=now
+        )
+        for decision in found:
+            kernel = registry.KERNELS.get((unit.op, decision.provider))
+            met = decision.verdict is not None and decision.verdict.outcome == "met"
+            same = decision.verdict is not None and (decision.verdict.metric, decision.verdict.limit) == (
+                slo.metric, slo.limit,
+            )  # fmt: skip
+            if met and same and not stale_reason(decision, now, kernel.digest if kernel else ""):
+                return decision.provider
+        return ""
 
     def _decide(self, unit: Unit, provider: str, verdict: Verdict, why: str) -> str:
         """Enter a decision; what kept it out, if another process has quarantined the kernel meanwhile."""
@@ -153,12 +191,13 @@ class Gate:
         ideal_s: float | None,
         modules: Mapping[str, str],
         rejected: list[Rejected],
-    ) -> tuple[float, Kernel, Verdict, str, Interval] | None:
+        stands: bool,
+    ) -> _Winner | None:
         module = modules.get(kernel.provider, kernel.implementation.__module__)
         own = module.startswith("portable.")
         request = Request(
             unit, kernel.provider, self.backend, tuple(others), baselines_of(slo), "" if own else module, budget_s,
-            seed=time.time_ns() % 2**31,
+            seed=time.time_ns() % 2**31, alone=slo.of_a_call,
         )  # fmt: skip
         trial = self.trial(request, timeout_s=self.timeout_s + budget_s, memory_mb=self.memory_mb)
         if trial.outcome == "impossible":
@@ -183,9 +222,11 @@ class Gate:
         reason = f"portable {first.reason}; kernel {judged.reason}, {figures}, correct on {trial.cases} cases"
         verdict = self._write(unit, kernel, slo, outcome, why or reason, workload, samples)
         if outcome != "met":
+            if stands and not _contradicted(judged) and gain.low < 1 + BETWEEN_RUNS:
+                return _Winner(kernel, verdict, f"{_stands(judged)}, {figures}", time_s)
             rejected.append(Rejected(kernel.provider, outcome, why))
             return None
-        return time_s.median, kernel, verdict, reason, time_s
+        return _Winner(kernel, verdict, reason, time_s)
 
     def _portable_verdict(
         self, unit: Unit, slo: SLO, judged: Judgement, samples: Mapping[str, Sequence[float]], workload: str
@@ -224,6 +265,15 @@ class Gate:
         )
         self.ledger.add(verdict)
         return verdict
+
+
+def _contradicted(judged: Judgement) -> bool:
+    """Whether a measurement contradicts that the SLO is met, beyond the noise."""
+    return judged.bounds()[0] > 1 + BETWEEN_RUNS
+
+
+def _stands(judged: Judgement) -> str:
+    return f"stands as decided: {judged.reason}, not beyond the noise"
 
 
 def baselines_of(slo: SLO) -> tuple[str, ...]:

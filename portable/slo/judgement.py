@@ -31,6 +31,13 @@ class Judgement:
     limit_s: float | None = None
     badness: float = 0.0
 
+    def bounds(self) -> tuple[float, float]:
+        """Badness at the better and at the worse end of the interval."""
+        assert self.value is not None
+        if self.slo.metric == "roofline":
+            return self.slo.limit / self.value.high, self.slo.limit / self.value.low
+        return self.value.low / self.slo.limit, self.value.high / self.slo.limit
+
 
 def best_native(samples_s: Mapping[str, Sequence[float]], names: Sequence[str] = ("eager", "inductor")) -> str | None:
     """The name of the fastest baseline among those measured, by median; None where there is none."""

@@ -48,6 +48,11 @@ class SLO:
             key, message = problem
             raise ConfigError(f"SLO: {key}: {message}", remedy=_remedy(key))
 
+    @property
+    def of_a_call(self) -> bool:
+        """Whether it limits the latency of one call by itself, and not what an op costs inside a program."""
+        return self.metric in ("p50_ms", "p99_ms")
+
     def __str__(self) -> str:
         if self.metric == "ratio":
             return f"≤ {self.limit:g}× {self.baseline.replace('_', ' ')}"

@@ -51,6 +51,7 @@ class Request:
         baselines: "eager", "inductor", timed in the same interleaved run.
         module: the module that registers the kernel, if it is not one of portable's own.
         budget_s: for the timing.
+        alone: what counts is the latency of a call by itself, see `measured`.
     """
 
     unit: Unit
@@ -61,6 +62,7 @@ class Request:
     module: str = ""
     budget_s: float = 5.0
     seed: int = 0
+    alone: bool = False
 
 
 @dataclass
@@ -384,15 +386,24 @@ def repeated(unit: Unit, copies: int) -> Callable[..., Any]:
 def timed(request: Request) -> dict[str, list[float]]:
     """Seconds per call of the portable path, the candidate and the baselines, interleaved."""
     names = {"portable": "off", "candidate": request.provider}
-    return measured(request.unit, request.backend, names, request.baselines, request.budget_s, request.seed + 1)
+    return measured(
+        request.unit, request.backend, names, request.baselines, request.budget_s, request.seed + 1, request.alone
+    )
 
 
-SAMPLE_S = 1e-3
+SAMPLE_S = 3e-3
 COPIES = 16
+MIN_ROUNDS = 15
 
 
 def measured(
-    unit: Unit, backend: str, providers: Mapping[str, str], baselines: Sequence[str], budget_s: float, seed: int = 0
+    unit: Unit,
+    backend: str,
+    providers: Mapping[str, str],
+    baselines: Sequence[str],
+    budget_s: float,
+    seed: int = 0,
+    alone: bool = False,
 ) -> dict[str, list[float]]:
     """Seconds per call of a unit inside a program, by name, interleaved.
 
@@ -402,13 +413,14 @@ def measured(
     Args:
         providers: {name: "off" for the portable path, or a kernel's provider}.
         baselines: of "eager", "inductor".
+        alone: measure a call by itself, with all that it costs.
     """
     interleave = _timer().interleave
 
     generator = torch.Generator().manual_seed(seed)
     eager = repeated(unit, 1)
     first = _tensors(unit, generator)
-    copies = min(COPIES, max(1, round(SAMPLE_S / _once(eager, first))))
+    copies = 1 if alone else min(COPIES, max(1, round(SAMPLE_S / _once(eager, first))))
     tensors = first + [t for _ in range(copies - 1) for t in _tensors(unit, generator)]
     functions = {name: compiled_call(unit, backend, provider, copies) for name, provider in providers.items()}
     if "eager" in baselines:
@@ -423,7 +435,7 @@ def measured(
 
         return call
 
-    samples = interleave({name: bound(f) for name, f in functions.items()}, budget_s=budget_s)
+    samples = interleave({name: bound(f) for name, f in functions.items()}, budget_s=budget_s, min_rounds=MIN_ROUNDS)
     return {name: [s / copies for s in values] for name, values in samples.items()}
 
 

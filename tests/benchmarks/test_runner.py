@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.gating import Decided
 from benchmarks.runner import run, worst_first
 from benchmarks.text import decision, limit, seconds, spread, tally
-from portable.slo.gate import Outcome
 from portable.slo.statistics import Interval
 from tests.benchmarks.stubs import SLOS, measured, workload
 
@@ -57,8 +57,8 @@ def test_the_gate_is_asked_about_correct_rows_alone_and_its_word_counts(rows_of)
         asked.append((found.name, slo, backend))
         assert budget_s > 0
         if row.state == "met":
-            return Outcome("portable", True, row.reason)
-        return Outcome("aten", True, "kernel 1.02×, correct on 14 cases", Interval(0.011, 0.010, 0.012))
+            return Decided("portable", None, row.reason)
+        return Decided("aten", Interval(0.011, 0.010, 0.012), "kernel 1.02×, correct on 14 cases")
 
     results = {
         "a/met": measured(0.01, 0.01),
@@ -73,9 +73,18 @@ def test_the_gate_is_asked_about_correct_rows_alone_and_its_word_counts(rows_of)
 
 
 def test_a_gate_that_finds_none_leaves_the_row_unmet_with_its_reasons(rows_of):
-    gate = lambda *_, **__: Outcome("portable", False, "aten wrong: on zero-size")  # noqa: E731
+    gate = lambda *_, **__: Decided("portable", None, "aten wrong: on zero-size")  # noqa: E731
     (row,) = rows_of({"a/slow": measured(0.02, 0.01)}, gate=gate)
     assert (row.state, row.reason) == ("unmet", "aten wrong: on zero-size")
+
+
+def test_an_op_is_judged_by_what_it_costs_inside_a_program():
+    inside = measured(0.01, 0.01).samples_s
+    gate = lambda *_, **__: Decided("portable", None, "meets it", True, inside)  # noqa: E731
+    measurer = lambda *_, **__: measured(0.02, 0.01)  # noqa: E731
+    (row,) = run([workload("a/b")], "xla", SLOS, budget_s=1.0, gate=gate, measurer=measurer)
+    assert (row.state, row.latency_s["portable"].median) == ("met", pytest.approx(0.01))
+    assert row.notes == ["figures are of a call inside a program; a call by itself takes 20 ms"]
 
 
 def test_the_time_that_is_left_is_shared_and_inductor_left_out_where_it_does_not_fit():

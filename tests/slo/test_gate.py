@@ -1,6 +1,8 @@
 """The gate: its order, and that each way to cheat or fail is caught, named and put into quarantine, and no more."""
 
+import random
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -149,6 +151,83 @@ def test_of_two_candidates_the_fastest_correct_one_is_activated(ledger, candidat
     assert outcome.provider == "right"
     assert outcome.rejected == (Rejected("does_nothing", "wrong", "result 0 is off"),)
     assert [q.provider for q in ledger.quarantines()] == ["does_nothing"]
+
+
+# What was decided stands until it is contradicted beyond the noise.
+
+
+def wide(portable: float, spread: float = 0.2, **others: float) -> dict[str, list[float]]:
+    """Rounds whose portable path varies by ``spread`` around its median."""
+    return samples(**others) | {"portable": [portable * (1 + spread * (i % 5 - 2) / 2) / 1e3 for i in range(30)]}
+
+
+def test_a_portable_path_that_met_its_slo_keeps_it_within_the_noise_and_loses_it_beyond(ledger, candidates):
+    candidates("right")
+    gate = Gate("xla", LABEL, ledger, Stub(right=measured(candidate=1.0)))
+    assert gate.decide(UNIT, RATIO, MEETS).provider == "portable"
+    close = gate.decide(UNIT, RATIO, wide(1.25, eager=1.0))
+    assert (close.provider, close.met) == ("portable", True)
+    assert "stands as decided" in close.reason and "not beyond the noise" in close.reason
+    assert gate.decide(UNIT, RATIO, MISSES).provider == "right"
+
+
+def test_a_kernel_that_was_activated_keeps_its_place_within_the_noise_and_loses_it_beyond(ledger, candidates):
+    candidates("right")
+    run = lambda ms: Gate("xla", LABEL, ledger, Stub(right=ms)).decide(UNIT, RATIO, MISSES)  # noqa: E731
+    close = replace(measured(), samples_s=wide(1.25, eager=1.0) | samples(portable=3.0))
+    close.samples_s["candidate"] = wide(1.25)["portable"]
+    assert run(close).provider == "portable"  # it was never activated
+    assert run(measured(candidate=1.1)).provider == "right"
+    kept = run(close)
+    assert (kept.provider, kept.met) == ("right", True)
+    assert "stands as decided" in kept.reason
+    (decision,) = ledger.decisions(OP)
+    assert (decision.provider, decision.verdict.outcome) == ("right", "met")
+    assert run(measured(candidate=1.5)).provider == "portable"
+
+
+def test_a_decision_by_another_slo_does_not_stand(ledger, candidates):
+    candidates("right")
+    gate = Gate("xla", LABEL, ledger, Stub(right=measured(candidate=1.0)))
+    assert gate.decide(UNIT, SLO("ratio", 1.5, "eager"), MEETS).provider == "portable"
+    assert gate.decide(UNIT, RATIO, wide(1.25, eager=1.0)).provider == "right"
+
+
+def test_a_kernel_gives_way_to_another_that_is_faster_beyond_the_noise(ledger, candidates):
+    candidates("right", "also_right")
+    run = lambda **ms: Gate("xla", LABEL, ledger, Stub(**ms)).decide(UNIT, RATIO, MISSES).provider  # noqa: E731
+    assert run(right=measured(candidate=1.1), also_right=measured(candidate=1.2)) == "right"
+    assert run(right=measured(candidate=1.1), also_right=measured(candidate=1.098)) == "right"
+    assert run(right=measured(candidate=1.1), also_right=measured(candidate=1.0)) == "also_right"
+
+
+def test_a_kernel_gives_way_to_the_portable_path_where_that_meets_its_slo_by_more_than_runs_differ(ledger, candidates):
+    candidates("right", "also_right")
+    stub = Stub(right=measured(candidate=0.9), also_right=measured(candidate=0.5))
+    gate = Gate("xla", LABEL, ledger, Stub(right=stub.trials["right"], also_right=measured(candidate=1.2)))
+    assert gate.decide(UNIT, RATIO, MISSES).provider == "right"
+    gate = Gate("xla", LABEL, ledger, stub)
+    assert gate.decide(UNIT, RATIO, samples(portable=1.2, eager=1.0)).provider == "right"
+    assert stub.asked == ["right"]  # no other is needed
+    assert gate.decide(UNIT, RATIO, samples(portable=1.0, eager=1.0)).provider == "portable"
+
+
+def test_noise_alone_flips_no_decision_back(ledger, candidates):
+    candidates("right")
+    generator = random.Random(0)
+
+    def noisy(ms: float) -> list[float]:
+        drift = generator.gauss(1.0, 0.03)  # of the whole run, beside that of each round
+        return [ms / 1e3 * drift * generator.gauss(1.0, 0.05) for _ in range(30)]
+
+    decided = []
+    for _ in range(20):
+        eager = noisy(1.0)
+        told = Trial("measured", "", 9, {"portable": noisy(3.0), "candidate": noisy(1.2), "eager": eager})
+        gate = Gate("xla", LABEL, ledger, Stub(right=told))
+        decided.append(gate.decide(UNIT, RATIO, {"portable": noisy(1.27), "eager": eager}).provider)
+    changes = sum(a != b for a, b in zip(decided, decided[1:], strict=False))
+    assert changes <= 1, decided
 
 
 def test_a_kernel_in_quarantine_is_not_tried_again(ledger, candidates):

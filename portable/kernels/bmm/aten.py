@@ -25,4 +25,4 @@ def accepts(self: Any, mat2: Any) -> bool:
     sources=aten.CODE.sources,
 )
 def bmm(ctx: Any, *args: Any) -> Any:
-    return aten.call(ctx, torch.ops.aten.bmm.default, args, {})
+    return aten.call(ctx, torch.ops.aten.bmm.default, args, {}, out=torch.ops.aten.bmm.out)

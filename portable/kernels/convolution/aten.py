@@ -25,4 +25,4 @@ def accepts(
     accepts=accepts, abi="jax", sources=aten.CODE.sources,
 )  # fmt: skip
 def convolution(ctx: Any, *args: Any) -> Any:
-    return aten.call(ctx, OP, args, {})
+    return aten.call(ctx, OP, args, {}, apart=True)

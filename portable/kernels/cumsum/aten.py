@@ -19,4 +19,4 @@ from portable.kernels.registry import register_kernel
     sources=aten.CODE.sources,
 )
 def cumsum(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-    return aten.call(ctx, torch.ops.aten.cumsum.default, args, kwargs)
+    return aten.call(ctx, torch.ops.aten.cumsum.default, args, kwargs, out=torch.ops.aten.cumsum.out)

@@ -19,4 +19,4 @@ from portable.kernels.registry import register_kernel
     sources=aten.CODE.sources,
 )
 def sort(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-    return aten.call(ctx, torch.ops.aten.sort.stable, args, kwargs)
+    return aten.call(ctx, torch.ops.aten.sort.stable, args, kwargs, out=torch.ops.aten.sort.values_stable)

@@ -7,19 +7,21 @@ many as it has distinct calls of ops that have kernels, and each is measured by 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from portable.kernels.registry import ops_with_kernels
 from portable.ops._op import choosing
 from portable.slo.gate import Gate, Outcome, baselines_of
 from portable.slo.objective import SLO, slo_for
-from portable.slo.statistics import Interval
+from portable.slo.statistics import Interval, bootstrap, ratio
 from portable.slo.trial import Unit, measured
 
 from .measurement import call_of as workload_call
 from .measurement import placed
 from .runner import Row
+from .threads import unbound
+from .timer import interleave
 from .workloads import Workload
 
 
@@ -77,7 +79,9 @@ class Gating:
             (unit,), (only,) = units, outcomes
             samples = {} if slo.of_a_call else self.samples[unit.op, unit.signature]
             return Decided(only.provider, only.interval, only.reason, only.met, samples)
-        return _summary(outcomes)
+        left = budget_s - (time.monotonic() - began)
+        limit_s = row.judgement.limit_s if row.judgement else None
+        return _summary(outcomes, lambda: with_kernels(workload, backend, left), limit_s)
 
     def _outcome(self, workload: Workload, row: Row, slo: SLO, unit: Unit, budget_s: float) -> Outcome:
         key = (unit.op, unit.signature)
@@ -116,8 +120,39 @@ def units_of(workload: Workload, backend: str) -> list[Unit]:
     return list(found.values())
 
 
-def _summary(outcomes: Sequence[Outcome]) -> Decided:
+def with_kernels(workload: Workload, backend: str, budget_s: float) -> dict[str, list[float]]:
+    """Seconds per call of a whole workload on the portable path alone ("portable") and as decided ("kernels")."""
+    import portable as pt
+
+    function, args = placed(workload, pt.device(backend))
+    calls = {
+        name: workload_call(
+            pt.compile(function, backend=backend, dynamic=False, kernels=policy), args, workload.backward
+        )
+        for name, policy in (("portable", "off"), ("kernels", "auto"))
+    }
+    with unbound():
+        for call in calls.values():
+            call()
+    return interleave(calls, budget_s=budget_s)
+
+
+def _summary(
+    outcomes: Sequence[Outcome], measured: Callable[[], dict[str, list[float]]], limit_s: float | None
+) -> Decided:
+    """What was decided about the ops of a workload; ``measured`` says what came of it, where it is not all portable.
+
+    Args:
+        limit_s: the workload's own SLO, as seconds per call.
+    """
     kernels = [o for o in outcomes if o.provider != "portable"]
     missed = sum(not o.met for o in outcomes)
     counts = f"{len(outcomes)} ops with kernels: {len(kernels)} by a kernel, {missed} UNMET"
-    return Decided(kernels[0].provider if kernels else "portable", None, counts)
+    if not kernels:
+        return Decided("portable", None, counts)
+    samples = measured()
+    gain = ratio(samples["kernels"], samples["portable"])
+    figures = f"{gain.median:.2f}× the portable path [{gain.low:.2f}, {gain.high:.2f}]"
+    time_s = bootstrap(samples["kernels"])
+    met = None if limit_s is None else time_s.high <= limit_s
+    return Decided(kernels[0].provider, time_s, f"{counts}; with them {figures}", met)

@@ -192,7 +192,9 @@ def decide(row: Row, outcome: Outcome | None) -> None:
     if outcome.met is not None and row.state != "unjudged":
         row.state = "met" if outcome.met else "unmet"
     if outcome.provider != "portable":
-        row.state, row.kernel_s = "kernel", outcome.interval
+        row.kernel_s = outcome.interval
+        if outcome.met is not False:
+            row.state = "kernel"
 
 
 def worst_first(rows: Sequence[Row]) -> list[Row]:

@@ -2,9 +2,9 @@
 
 Every function that is compared runs in every round, in an order that alternates. A turn is: wait until the threads of
 what ran before are asleep (an OpenMP or XLA thread spins for milliseconds after its last work, on a core that the next
-one needs); warm-up calls, since what ran before took the caches and the pages; wait for the device; as many calls as
-make one sample long enough for the clock; wait for the device. Nothing is discarded: a slow sample is part of the
-distribution.
+one needs); warm-up calls, since what ran before took the caches and the pages (a long function warms itself up); wait
+for the device; as many calls as make one sample long enough for the clock; wait for the device. Nothing is discarded: a
+slow sample is part of the distribution.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 MIN_SAMPLE_S = 4e-3
 MAX_ROUNDS = 200
+MAX_WARM_UP_S = 50e-3
 _MAX_REPEAT = 100_000
 _NAP_S = 1e-3
 _MAX_NAPS = 20
@@ -65,7 +66,9 @@ def interleave(
     if not functions or min_rounds < 1:
         raise ValueError("interleave needs functions and at least one round")
     began = clock()
-    repeats = {name: _calibrate(name, function, sync, clock) for name, function in functions.items()}
+    typical, repeats = {}, {}
+    for name, function in functions.items():
+        typical[name], repeats[name] = _calibrate(name, function, sync, clock)
     samples: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions)
     for done in range(max(min_rounds, max_rounds)):
@@ -74,23 +77,26 @@ def interleave(
         for name in order:
             repeat = repeats[name]
             settle()
-            _timed(name, functions[name], math.ceil(repeat / 2), sync, clock)
+            if typical[name] < MAX_WARM_UP_S:
+                _timed(name, functions[name], math.ceil(repeat / 2), sync, clock)
             samples[name].append(_timed(name, functions[name], repeat, sync, clock) / repeat)
         order.reverse()
     return samples
 
 
-def _calibrate(name: str, function: Callable[[], object], sync: Callable[[], None], clock: Callable[[], float]) -> int:
-    """How many calls make a sample of at least MIN_SAMPLE_S."""
-    _timed(name, function, 1, sync, clock)
+def _calibrate(
+    name: str, function: Callable[[], object], sync: Callable[[], None], clock: Callable[[], float]
+) -> tuple[float, int]:
+    """Seconds of a call, and how many calls make a sample of at least MIN_SAMPLE_S."""
+    elapsed = _timed(name, function, 1, sync, clock)
     repeat = 1
-    while repeat < _MAX_REPEAT:
+    while repeat < _MAX_REPEAT and elapsed < 20 * MAX_WARM_UP_S:  # else the first call has said enough
         elapsed = _timed(name, function, repeat, sync, clock)
         if elapsed >= MIN_SAMPLE_S:
             break
         # aim a little above the least length, and never more than tenfold on the word of one short sample
         repeat = min(max(repeat + 1, math.ceil(1.2 * repeat * MIN_SAMPLE_S / max(elapsed, 1e-9))), 10 * repeat)
-    return repeat
+    return elapsed / repeat, repeat
 
 
 def _timed(

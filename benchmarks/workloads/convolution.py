@@ -49,9 +49,9 @@ def _() -> Made:
     return _conv(96, 96, 7, 56, padding=3, groups=96)
 
 
-@workload(WORKLOADS, "depthwise_conv/convnext-t-b16", CONVOLUTION, "ConvNeXt-T stage 1")
+@workload(WORKLOADS, "depthwise_conv/convnext-t-b64", CONVOLUTION, "ConvNeXt-T stage 1")
 def _() -> Made:
-    return _conv(96, 96, 7, 56, padding=3, groups=96, batch=16)
+    return _conv(96, 96, 7, 56, padding=3, groups=96, batch=64)
 
 
 @workload(WORKLOADS, "depthwise_conv/convnext-t-stage4-b1", CONVOLUTION, "ConvNeXt-T stage 4")

@@ -18,9 +18,9 @@ def _() -> Made:
     return nn.LayerNorm(768, eps=1e-12), (torch.randn(8, 128, 768),)
 
 
-@workload(WORKLOADS, "layer_norm/bert-b32", LAYER_NORM, "BERT base, 128 tokens")
+@workload(WORKLOADS, "layer_norm/convnext-t-b64", LAYER_NORM, "ConvNeXt-T stage 1", quick=True)
 def _() -> Made:
-    return nn.LayerNorm(768, eps=1e-12), (torch.randn(32, 128, 768),)
+    return nn.LayerNorm(96, eps=1e-6), (torch.randn(64, 56, 56, 96),)
 
 
 @workload(WORKLOADS, "layer_norm/vit-s-b1", LAYER_NORM, "ViT-S/16")

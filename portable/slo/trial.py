@@ -24,6 +24,7 @@ from portable.lowering.context import Spec
 
 TIMEOUT_S = 120.0
 MEMORY_MB = 8_000.0
+END_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def run(request: Request, *, timeout_s: float = TIMEOUT_S, memory_mb: float = ME
             elif (used := _resident_mb(process.pid)) > memory_mb:
                 trial = Trial("crashed", f"it used {used:.0f} MB of memory, more than {memory_mb:.0f}")
     finally:
+        if trial is not None and trial.outcome not in ("crashed", "hung"):
+            process.join(END_S)  # it clears up behind itself
         if process.is_alive():
             process.kill()
         process.join()

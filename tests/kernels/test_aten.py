@@ -6,8 +6,11 @@ import subprocess
 import sys
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import portable as pt
 from portable.errors import BackendUnavailableError, ProgramError, UnsupportedOpError
@@ -119,6 +122,38 @@ def test_it_can_be_called_many_times_in_one_program(through_aten):
 
 
 # Errors.
+
+
+REAL: dict[str, tuple[Any, ...]] = {
+    "cumsum": ("aten.cumsum.default", lambda x: x.cumsum(1), torch.randn(5, 33)),
+    "bmm": ("aten.bmm.default", torch.bmm, torch.randn(3, 4, 5), torch.randn(3, 5, 6)),
+    "sort": ("aten.sort.default", lambda x: x.sort(dim=0, descending=True), torch.randint(9, (40, 3)).float()),
+    "stable sort": ("aten.sort.stable", lambda x: x.sort(stable=True), torch.randint(9, (3, 40))),
+    "topk": ("aten.topk.default", lambda x: x.topk(5), torch.randint(9, (3, 40)).float()),
+    "convolution": (CONV, lambda x, w: F.conv2d(x, w, padding=1), torch.randn(5, 4, 6, 6), torch.randn(2, 4, 3, 3)),
+    "nothing": (CONV, lambda x, w: F.conv2d(x, w), torch.randn(0, 4, 6, 6), torch.randn(2, 4, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 100])
+@pytest.mark.parametrize("kind", REAL)
+def test_the_registered_kernels_give_eagers_answer_in_place_and_by_pieces(monkeypatch, kind, rows):
+    op, function, *args = REAL[kind]
+    monkeypatch.setattr(aten, "_rows", lambda results: rows)
+    compiled = pt.compile(function, backend="xla", kernels=f"{op}=aten")
+    with torch.no_grad():
+        result = compiled(*args)
+        expected = function(*args)
+    assert set(pt.explain(compiled, show=False).ops[op]) == {"kernel aten"}
+    close = dict(rtol=1e-5, atol=1e-5) if op == CONV else dict(rtol=0, atol=0)  # by pieces it may sum in another order
+    torch.testing.assert_close(result, expected, **close)
+
+
+def test_pieces_are_of_about_equal_length():
+    image = jax.ShapeDtypeStruct((10, 96, 56, 56), np.dtype("float32"))
+    assert aten._rows([image]) == 5
+    assert aten._rows([jax.ShapeDtypeStruct((0, 4), np.dtype("float32"))]) == 0
+    assert aten._rows([jax.ShapeDtypeStruct((3, 1 << 24), np.dtype("float32"))]) == 1
 
 
 def test_what_torch_refuses_is_an_error_that_names_the_op_and_repeats_torchs_words(kernel):

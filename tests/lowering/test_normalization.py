@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from portable.testing import lowered
 from tests.lowering.networks import assert_agree
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -70,6 +71,16 @@ def test_layer_and_rms_norm(dtypes):
 
 def test_a_mean_much_larger_than_the_deviation():
     assert_agree(lambda x: F.layer_norm(x, (64,)), 1000 + torch.randn(3, 64), gradients=False, tolerance=2e-3)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.9, 1.1, 3.0, 1e4])
+def test_rows_with_means_small_and_large_beside_their_deviation(shift):
+    x = torch.randn(6, 768)
+    x[0] += shift
+    exact = F.layer_norm(x.double(), (768,))
+    error = lambda y: (y.double() - exact).abs().max().item()  # noqa: E731
+    assert error(lowered(F.layer_norm, x, (768,))) <= max(2e-6, 3 * error(F.layer_norm(x, (768,))))
+    assert_agree(lambda x: F.layer_norm(x, (64,)), torch.full((2, 64), 3.0), gradients=False)
 
 
 def test_local_response_norm():

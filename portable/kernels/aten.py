@@ -1,7 +1,7 @@
 """Any ATen kernel of the host inside an XLA program: the generic XLA FFI handler of aten_ffi.cc, built at first use.
 
-The handler wraps the program's own buffers as tensors and calls the overload through torch's dispatcher. Where torch has
-a true out= variant the kernel writes into the program's memory; else its result is copied there.
+The handler wraps the program's own buffers as tensors and calls the overload through torch's dispatcher, so that results
+are written into the program's memory wherever torch lets them be.
 """
 
 from __future__ import annotations
@@ -63,16 +63,37 @@ def call(
     if not all(isinstance(r, Spec) for r in results):
         raise Refused("a result that is not a tensor")
     types = [jax.ShapeDtypeStruct(r.shape, r.jax_dtype) for r in results]
-    called = out or op
-    outputs = jax.ffi.ffi_call(TARGET, types)(
-        *operands,
-        op=called._schema.name,
-        overload=called._schema.overload_name,
-        arguments=" ".join(tokens),
-        out=out is not None,
-        rows=np.int64(_rows(types) if apart else 0),
-    )
+    called = (out or op)._schema
+    rows = _rows(types) if apart else 0
+    outputs = emit(ctx, called.name, called.overload_name, tokens, operands, types, out=out is not None, rows=rows)
     return outputs[0] if isinstance(ctx.result, Spec) else tuple(outputs)
+
+
+def emit(
+    ctx: Context,
+    op: str,
+    overload: str,
+    tokens: Sequence[str],
+    operands: Sequence[Any],
+    types: Sequence[jax.ShapeDtypeStruct],
+    *,
+    out: bool = False,
+    rows: int = 0,
+) -> Sequence[jax.Array]:
+    """The call of the handler itself; `aten_ffi.cc` says what its attributes mean.
+
+    ATen's kernels use every core through OpenMP: two of them at once, called by two of XLA's threads, would have a team
+    of threads each, so that a program calls them in turn.
+    """
+    flag = jax.ShapeDtypeStruct((), np.bool_)
+
+    def call(turn: Any) -> Sequence[jax.Array]:
+        results: Sequence[jax.Array] = jax.ffi.ffi_call(TARGET, [*types, flag])(
+            *operands, turn, op=op, overload=overload, arguments=" ".join(tokens), out=out, rows=np.int64(rows)
+        )
+        return results
+
+    return ctx.in_turn(call)
 
 
 def _rows(results: Sequence[jax.ShapeDtypeStruct]) -> int:

@@ -5,14 +5,18 @@
 // `i<value>` an int, `f<value>` a float (hexadecimal), `s<value>` a string of letters, `d<code>` a dtype, `I<n>:<v>,...` a list of ints, `B<n>:...` of
 // bools, `o<token>` where the schema says optional (the token itself).
 //
-// An out= overload (`out` is true) writes into the program's buffers; the results of any other are copied there. `rows`
-// is for an op that treats the rows of its first operand apart: so many at a time (0: all at once), and what is copied
-// is still in the cache.
+// The last operand and the last result are no arguments of the operator: they put the calls of a program in order.
+//
+// An out= overload (`out` is true) writes into the program's buffers. The result of any other is copied there, unless the
+// operator makes it by at::empty: within a call that gives the program's own memory (`Place`). `rows` is for an op that
+// treats the rows of its first operand apart: so many at a time (0: all at once), and what is copied is still in the
+// cache.
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -62,6 +66,44 @@ auto listed(const std::string& token, Parse parse) {
 
 using Tensors = std::vector<at::Tensor>;
 
+// The memory that the next at::empty of these sizes gives, on this thread.
+struct Place {
+  at::Tensor result;
+  bool taken = false, kept = false;
+};
+
+thread_local Place* place = nullptr;
+constexpr auto kPlacing = c10::DispatchKey::TESTING_ONLY_GenericMode;  // torch itself uses it in its tests alone
+
+at::Tensor empty_in_place(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                          std::optional<at::Device> device, std::optional<bool> pinned,
+                          std::optional<at::MemoryFormat> format) {
+  c10::impl::ExcludeDispatchKeyGuard once(kPlacing);
+  const bool plain = layout.value_or(at::kStrided) == at::kStrided && !pinned.value_or(false) &&
+                     device.value_or(at::kCPU).is_cpu() &&
+                     format.value_or(at::MemoryFormat::Contiguous) == at::MemoryFormat::Contiguous;
+  if (!place || place->taken || !plain || sizes != place->result.sizes() || dtype != place->result.scalar_type())
+    return at::empty(sizes, dtype, layout, device, pinned, format);
+  place->taken = place->kept = true;
+  Place* own = place;  // `run` waits for the release, or says that there was none
+  return at::from_blob(place->result.data_ptr(), sizes, [own](void*) { own->kept = false; }, place->result.options());
+}
+
+class Placing {
+ public:
+  explicit Placing(Place* own) : guard_(kPlacing) { place = own; }
+  ~Placing() { place = nullptr; }
+
+ private:
+  c10::impl::IncludeDispatchKeyGuard guard_;
+};
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
+  library.impl("empty.memory_format", TORCH_FN(empty_in_place));
+}
+
 template <typename Buffers>
 Tensors views_of(Buffers& buffers) {
   Tensors views;
@@ -103,14 +145,15 @@ c10::IValue argument(const std::string& token, const Tensors& operands, size_t& 
   }
 }
 
-void copy_out(const c10::IValue& value, const Tensors& results, size_t& next) {
+void copy_out(const c10::IValue& value, const Tensors& results, size_t& next, bool placed = false) {
   if (value.isTensor()) {
     const at::Tensor& out = results.at(next++);
     const at::Tensor& result = value.toTensor();
     if (!result.defined()) return;
     TORCH_CHECK(out.sizes() == result.sizes() && out.dtype() == result.dtype(), "the kernel gave ", result.dtype(),
                 result.sizes(), ", the program wants ", out.dtype(), out.sizes());
-    out.copy_(result);
+    if (!result.is_contiguous() || result.is_conj() || result.is_neg() || result.data_ptr() != out.data_ptr())
+      out.copy_(placed ? result.clone() : result);  // what was placed may be what the result is made of
   } else if (value.isTensorList()) {
     for (const at::Tensor& item : value.toTensorVector()) copy_out(item, results, next);
   } else {
@@ -134,9 +177,24 @@ void run(const c10::OperatorHandle& op, const std::string& arguments, const Tens
   std::stringstream tokens{arguments};
   for (std::string token; tokens >> token;) stack.push_back(argument(token, operands, operand));
   if (out) stack.insert(stack.end(), results.begin(), results.end());
-  op.callBoxed(&stack);
-  if (out) return check_in_place(stack, results);
-  for (const c10::IValue& value : stack) copy_out(value, results, result);
+  if (out) {
+    op.callBoxed(&stack);
+    return check_in_place(stack, results);
+  }
+  if (results.size() != 1 || op.schema().name().rfind("aten::", 0) != 0) {  // somebody else's may keep its result
+    op.callBoxed(&stack);
+    for (const c10::IValue& value : stack) copy_out(value, results, result);
+    return;
+  }
+  auto* own = new Place{results.front()};  // left where it may still be written to
+  {
+    Placing placing(own);
+    op.callBoxed(&stack);
+  }
+  copy_out(stack.at(0), results, result, own->taken);
+  stack.clear();
+  TORCH_CHECK(!own->kept, "it keeps its result, whose memory is the program's");
+  delete own;
 }
 
 Tensors narrowed(Tensors tensors, size_t count, int64_t start, int64_t length) {
@@ -156,7 +214,10 @@ ffi::Error call(ffi::RemainingArgs operand_buffers, ffi::RemainingRets result_bu
         c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PreDispatch}));
     auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(std::string(op).c_str(), std::string(overload).c_str());
     const std::string tokens(arguments);
-    const Tensors operands = views_of(operand_buffers), results = views_of(result_buffers);
+    const Tensors operands = views_of(operand_buffers);
+    Tensors results = views_of(result_buffers);
+    results.back().zero_();
+    results.pop_back();
     const int64_t all = rows > 0 ? operands.at(0).size(0) : 0;
     if (rows <= 0 || rows >= all) {
       run(handle, tokens, operands, results, out);

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
@@ -96,6 +97,17 @@ class Context:
     def check(self, value: jax.Array, check: Callable[[Tensor], None]) -> None:
         """After each run ``check`` is called with the tensor ``value``; it raises what eager raises for bad data."""
         self.program.checks.append((value, check))
+
+    def in_turn(self, call: Callable[[jax.Array], Sequence[jax.Array]]) -> Sequence[jax.Array]:
+        """Make a call that must not run beside another such call of the program: it has threads of its own.
+
+        Args:
+            call: takes a scalar that depends on the call before, and gives the results followed by a scalar for the
+                next one.
+        """
+        turn = self.program.turn
+        *results, self.program.turn = call(jnp.zeros((), np.bool_) if turn is None else turn)
+        return results
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse this op for these arguments, by name, rather than be inexact."""

@@ -162,6 +162,7 @@ class Program:
         self.choice = choice
         self.precision = PRECISION[torch.get_float32_matmul_precision()]
         self.seed: Any = None  # set when tracing begins
+        self.turn: jax.Array | None = None  # see Context.in_turn
         self.uses = 0
         self.draw: Draw | None = None  # of the node that runs; None where the trace did not note it
         self.states: dict[Draw, bytes] = {}

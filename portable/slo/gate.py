@@ -145,8 +145,8 @@ class Gate:
         return Outcome(provider, True, best.reason, best.time_s, tuple(rejected))
 
     def _standing(self, unit: Unit, slo: SLO) -> str:
-        """The provider that was decided for ``unit`` by this SLO, on evidence that counts here and now and met it; '' if
-        none was."""
+        """The provider that was decided for ``unit`` by this SLO, on evidence that met it and counts here and now; or
+        ''."""
         now = fingerprint(self.label)
         found: list[StoredDecision] = self.ledger.decisions(
             unit.op, signature=unit.signature, backend=self.label, fingerprint=now

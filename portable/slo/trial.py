@@ -7,6 +7,7 @@ its own parent alone.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import multiprocessing
 import os
@@ -357,13 +358,30 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().reshape(-1).view(torch.uint8)
 
 
-def compiled_call(unit: Unit, backend: str, provider: str, copies: int = 1) -> Callable[..., Any]:
-    """`repeated`, compiled for the backend with one provider ("off": the portable path)."""
+def compiled_call(unit: Unit, backend: str, provider: str) -> Callable[..., Any]:
+    """One call of the op as a function of its tensors, compiled for the backend with one provider ("off": the portable
+    path)."""
+    return _compiled(repeated(unit, 1), unit.op, backend, provider)
+
+
+def _compiled(function: Callable[..., Any], op: str, backend: str, provider: str) -> Callable[..., Any]:
     import portable as pt
 
-    kernels = "off" if provider == "off" else f"{unit.op}={provider}"
-    compiled: Callable[..., Any] = pt.compile(repeated(unit, copies), backend=backend, dynamic=False, kernels=kernels)
+    kernels = "off" if provider == "off" else f"{op}={provider}"
+    compiled: Callable[..., Any] = pt.compile(function, backend=backend, dynamic=False, kernels=kernels)
     return compiled
+
+
+class _Held(torch.nn.Module):
+    """A call on tensors that are the model's own: handing over an argument is not what an op costs in a program."""
+
+    def __init__(self, call: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.call = call
+        self.tensors = torch.nn.ParameterList(torch.nn.Parameter(t, requires_grad=False) for t in tensors)
+
+    def forward(self) -> Any:
+        return self.call(*self.tensors)
 
 
 def repeated(unit: Unit, copies: int) -> Callable[..., Any]:
@@ -425,16 +443,18 @@ def measured(
     first = _tensors(unit, generator)
     copies = 1 if alone else min(COPIES, max(1, round(SAMPLE_S / _once(eager, first))))
     tensors = first + [t for _ in range(copies - 1) for t in _tensors(unit, generator)]
-    functions = {name: compiled_call(unit, backend, provider, copies) for name, provider in providers.items()}
+    program = repeated(unit, copies)
+    held = functools.partial(program, *tensors) if alone else _Held(program, tensors)
+    functions = {name: _compiled(held, unit.op, backend, provider) for name, provider in providers.items()}
     if "eager" in baselines:
-        functions["eager"] = repeated(unit, copies)
+        functions["eager"] = held
     if "inductor" in baselines:
-        functions["inductor"] = torch.compile(repeated(unit, copies), dynamic=False)
+        functions["inductor"] = torch.compile(held, dynamic=False)
 
     def bound(function: Callable[..., Any]) -> Callable[[], Any]:
         def call() -> Any:
             with torch.no_grad():
-                return function(*tensors)
+                return function()
 
         return call
 

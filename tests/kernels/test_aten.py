@@ -145,8 +145,8 @@ def test_the_registered_kernels_give_eagers_answer_in_place_and_by_pieces(monkey
         result = compiled(*args)
         expected = function(*args)
     assert set(pt.explain(compiled, show=False).ops[op]) == {"kernel aten"}
-    close = dict(rtol=1e-5, atol=1e-5) if op == CONV else dict(rtol=0, atol=0)  # by pieces it may sum in another order
-    torch.testing.assert_close(result, expected, **close)
+    tolerance = 1e-5 if op == CONV else 0.0  # by pieces it may sum in another order
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_pieces_are_of_about_equal_length():

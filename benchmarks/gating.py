@@ -35,6 +35,7 @@ class Decided:
         reason: one line.
         met: whether the SLO is met by what runs from now on; None where it is the whole workload's measurement that
             says so.
+        figures: of the kernels, as the gate saw them.
         samples_s: of the portable path and the baselines, where the gate measured them inside a program.
     """
 
@@ -42,6 +43,7 @@ class Decided:
     interval: Interval | None
     reason: str
     met: bool | None = None
+    figures: str = ""
     samples_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
@@ -78,7 +80,7 @@ class Gating:
         if workload.group != "models" and len(outcomes) == 1:
             (unit,), (only,) = units, outcomes
             samples = {} if slo.of_a_call else self.samples[unit.op, unit.signature]
-            return Decided(only.provider, only.interval, only.reason, only.met, samples)
+            return Decided(only.provider, only.interval, only.reason, only.met, only.figures, samples)
         left = budget_s - (time.monotonic() - began)
         limit_s = row.judgement.limit_s if row.judgement else None
         return _summary(outcomes, lambda: with_kernels(workload, backend, left), limit_s)
@@ -155,4 +157,4 @@ def _summary(
     figures = f"{gain.median:.2f}× the portable path [{gain.low:.2f}, {gain.high:.2f}]"
     time_s = bootstrap(samples["kernels"])
     met = None if limit_s is None else time_s.high <= limit_s
-    return Decided(kernels[0].provider, time_s, f"{counts}; with them {figures}", met)
+    return Decided(kernels[0].provider, time_s, f"{counts}; with them {figures}", met, figures)

@@ -17,7 +17,7 @@ from .roofline import Peak
 from .workloads import Workload
 
 State = Literal["met", "kernel", "unmet", "unjudged", "wrong", "failed"]
-BUDGET_S = {"quick": 140.0, "ops": 600.0, "models": 240.0, "all": 840.0}
+BUDGET_S = {"quick": 115.0, "ops": 600.0, "models": 240.0, "all": 840.0}
 MIN_ROUNDS = 7
 _WORST_FIRST: tuple[State, ...] = ("failed", "wrong", "unmet", "kernel", "met", "unjudged")
 
@@ -29,6 +29,7 @@ class Outcome(Protocol):
         provider: what is used from now on: "portable", or the provider of a kernel that won.
         interval: seconds per call of that kernel; None where the portable path stays.
         reason: why, candidates that were rejected included; one line.
+        figures: of the kernel that won.
         met: whether the SLO is met now; None where the row's own judgement says so.
         samples_s: what that was judged on, where not the row's own samples.
     """
@@ -37,6 +38,7 @@ class Outcome(Protocol):
     interval: Interval | None
     reason: str
     met: bool | None
+    figures: str
     samples_s: Mapping[str, Sequence[float]]
 
 
@@ -54,6 +56,7 @@ class Row:
         samples_s: seconds per call, one a round, by name.
         latency_s, p99_s: of each name in ``samples_s``, with intervals.
         kernel_s: of the kernel that won.
+        kernel_figures: of the same, in the SLO's metric and of the run that it was tried in.
         ratios: the portable path's time over each baseline's.
         roofline: fraction of the machine's peak that the portable path reaches, at its median; None where unknown.
     """
@@ -72,6 +75,7 @@ class Row:
     latency_s: dict[str, Interval] = field(default_factory=dict)
     p99_s: dict[str, float] = field(default_factory=dict)
     kernel_s: Interval | None = None
+    kernel_figures: str = ""
     ratios: dict[str, Interval] = field(default_factory=dict)
     best_native: str | None = None
     compile_s: dict[str, float] = field(default_factory=dict)
@@ -192,7 +196,7 @@ def decide(row: Row, outcome: Outcome | None) -> None:
     if outcome.met is not None and row.state != "unjudged":
         row.state = "met" if outcome.met else "unmet"
     if outcome.provider != "portable":
-        row.kernel_s = outcome.interval
+        row.kernel_s, row.kernel_figures = outcome.interval, outcome.figures
         if outcome.met is not False:
             row.state = "kernel"
 

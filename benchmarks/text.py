@@ -40,8 +40,8 @@ def decision(row: Row) -> str:
     if row.state == "met":
         return "portable ✓"
     if row.state == "kernel":
-        took = f"   {seconds(row.kernel_s.median)}" if row.kernel_s else ""
-        return f"kernel {row.provider}{took}  ✓"
+        took = row.kernel_figures or (seconds(row.kernel_s.median) if row.kernel_s else "")
+        return f"kernel {row.provider}  {took}  ✓"
     if row.state == "unjudged":
         return f"portable, unjudged: {row.reason}"
     label = {"unmet": "UNMET", "wrong": "WRONG", "failed": "FAILED"}[row.state]

@@ -1,7 +1,7 @@
 """Any ATen kernel of the host inside an XLA program: the generic XLA FFI handler of aten_ffi.cc, built at first use.
 
-The handler wraps the program's own buffers as tensors and calls the overload through torch's dispatcher, so that results
-are written into the program's memory wherever torch lets them be.
+The handler wraps the program's own buffers as tensors and calls the overload through torch's dispatcher, so that
+results are written into the program's memory wherever torch lets them be.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ class Outcome:
         met: whether the SLO is met by it.
         reason: one line with the figures.
         interval: seconds per call of the kernel that won; None where the portable path stays.
+        figures: of that kernel, in the SLO's metric and of the run that it was tried in.
         rejected: the candidates that were tried and lost.
         not_tried: the candidates that nobody needed.
     """
@@ -57,6 +58,7 @@ class Outcome:
     met: bool
     reason: str
     interval: Interval | None = None
+    figures: str = ""
     rejected: tuple[Rejected, ...] = ()
     not_tried: tuple[str, ...] = ()
 
@@ -67,6 +69,7 @@ class _Winner:
     verdict: Verdict
     reason: str
     time_s: Interval
+    figures: str
 
 
 @dataclass
@@ -142,7 +145,7 @@ class Gate:
         if best.verdict.outcome == "met" and (problem := self._decide(unit, provider, best.verdict, best.reason)):
             rejected.append(Rejected(provider, "not eligible", problem))
             return Outcome(PORTABLE, False, problem, rejected=tuple(rejected))
-        return Outcome(provider, True, best.reason, best.time_s, tuple(rejected))
+        return Outcome(provider, True, best.reason, best.time_s, best.figures, tuple(rejected))
 
     def _standing(self, unit: Unit, slo: SLO) -> str:
         """The provider that was decided for ``unit`` by this SLO, on evidence that met it and counts here and now; or
@@ -223,10 +226,10 @@ class Gate:
         verdict = self._write(unit, kernel, slo, outcome, why or reason, workload, samples)
         if outcome != "met":
             if stands and not _contradicted(judged) and gain.low < 1 + BETWEEN_RUNS:
-                return _Winner(kernel, verdict, f"{_stands(judged)}, {figures}", time_s)
+                return _Winner(kernel, verdict, f"{_stands(judged)}, {figures}", time_s, judged.figures)
             rejected.append(Rejected(kernel.provider, outcome, why))
             return None
-        return _Winner(kernel, verdict, reason, time_s)
+        return _Winner(kernel, verdict, reason, time_s, judged.figures)
 
     def _portable_verdict(
         self, unit: Unit, slo: SLO, judged: Judgement, samples: Mapping[str, Sequence[float]], workload: str

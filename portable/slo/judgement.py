@@ -31,6 +31,11 @@ class Judgement:
     limit_s: float | None = None
     badness: float = 0.0
 
+    @property
+    def figures(self) -> str:
+        """The reason without the verdict: ``1.14 × eager [1.13, 1.15]``."""
+        return self.reason.rpartition(": ")[2]
+
     def bounds(self) -> tuple[float, float]:
         """Badness at the better and at the worse end of the interval."""
         assert self.value is not None

@@ -80,7 +80,7 @@ def test_a_gate_that_finds_none_leaves_the_row_unmet_with_its_reasons(rows_of):
 
 def test_an_op_is_judged_by_what_it_costs_inside_a_program():
     inside = measured(0.01, 0.01).samples_s
-    gate = lambda *_, **__: Decided("portable", None, "meets it", True, inside)  # noqa: E731
+    gate = lambda *_, **__: Decided("portable", None, "meets it", True, "", inside)  # noqa: E731
     measurer = lambda *_, **__: measured(0.02, 0.01)  # noqa: E731
     (row,) = run([workload("a/b")], "xla", SLOS, budget_s=1.0, gate=gate, measurer=measurer)
     assert (row.state, row.latency_s["portable"].median) == ("met", pytest.approx(0.01))

@@ -14,7 +14,8 @@ export HF_HUB_OFFLINE := 1
 .PHONY: help demo test lint clean
 
 help:
-	@echo "make demo   three examples on the '$(BACKEND)' backend, checked against eager (BACKEND=… for another)"
+	@echo "make demo   three examples on the '$(BACKEND)' backend, checked against eager, and the quick benchmarks with"
+	@echo "            their report (BACKEND=… for another)"
 	@echo "make test   ruff, mypy and the tests that are not marked slow"
 	@echo "make clean  remove both environments and every cache"
 
@@ -22,6 +23,7 @@ demo: $(DEMO)/.installed
 	PORTABLE_BACKEND=$(BACKEND) $(DEMO)/bin/python examples/sentence_search.py --check
 	PORTABLE_BACKEND=$(BACKEND) $(DEMO)/bin/python examples/train_digits.py --check
 	PORTABLE_BACKEND=$(BACKEND) $(DEMO)/bin/python examples/generate.py --check
+	$(DEMO)/bin/portable bench --backend $(BACKEND) --suite quick || [ $$? -eq 1 ]  # 1: an SLO is missed
 
 # One OpenMP thread a worker: two pools on the same cores stall each other.
 test: lint

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import io
@@ -10,6 +11,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -169,14 +171,32 @@ def env(as_json: AsJson = False) -> None:
 @app.command()
 def explain(
     model: Annotated[
-        str, typer.Argument(help="module:function or path/to/file.py:function; it returns (model, args[, kwargs]).")
+        str,
+        typer.Argument(
+            help="module:function or path/to/file.py:function, which returns (model, args[, kwargs]); or a script, which "
+            "is run with the arguments that follow it."
+        ),
     ],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Of the script.", show_default=False)] = None,
     backend: Annotated[str, typer.Option(help="Backend; default PORTABLE_BACKEND.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run a model once and show what became of it: ops, graph breaks, compilations, fallbacks."""
+    """Run a model once, or a script, and show what became of it: ops, graph breaks, compilations, fallbacks."""
     import torch
 
+    if model.endswith(".py"):
+        from portable.explain import Explanation
+
+        explained = [Explanation(record) for record in run_script(model, arguments or [], backend)]
+        if not explained:
+            raise ConfigError(f"{model} compiled no model", remedy="it has to call pt.compile, and what that returns")
+        if as_json:
+            typer.echo(json.dumps([e.to_dict() for e in explained], indent=2))
+        for explanation in () if as_json else explained:
+            console.print(explanation)
+        return
+    if arguments:
+        raise ConfigError(f"{model} takes no arguments: {' '.join(arguments)}", remedy="only a script does")
     function, args, kwargs = load_model(model)
     compiled = portable.compile(function, backend=backend or None)
     with console.status("capturing and compiling …"), torch.no_grad():
@@ -186,6 +206,33 @@ def explain(
         typer.echo(json.dumps(explanation.to_dict(), indent=2))
     else:
         console.print(explanation)
+
+
+def run_script(path: str, arguments: Sequence[str], backend: str) -> list[Any]:
+    """Run a script as ``python path arguments`` would; the records of what it compiled, in order.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    import runpy
+
+    from portable.explain import collecting
+
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no file {path}", remedy="name a Python script, or module:function")
+    argv, sys.argv = sys.argv, [path, *arguments]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    chosen = portable.use_backend(backend) if backend else contextlib.nullcontext()
+    try:
+        with collecting() as records, chosen:
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+    finally:
+        sys.argv = argv
+        sys.path.pop(0)
+    return [record for record in records if record.graphs]
 
 
 def load_model(spec: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
 import time
 import types
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -118,6 +119,20 @@ def call_began() -> None:
     _thread.began = time.perf_counter()
 
 
+_collecting: list[Record] | None = None
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[Record]]:
+    """Within it every model that is compiled leaves its record in the list."""
+    global _collecting
+    before, _collecting = _collecting, []
+    try:
+        yield _collecting
+    finally:
+        _collecting = before
+
+
 class Record:
     """Everything that is known of one compiled model; filled while it compiles, read by `Explanation`. Thread-safe."""
 
@@ -132,6 +147,8 @@ class Record:
         self.objectives: list[Any] = []  # `PathDecision`s, of all paths of the model together
         self._by_frame: dict[Any, GraphRecord] = {}
         self._lock = threading.Lock()
+        if _collecting is not None:
+            _collecting.append(self)
 
     def add(self, compilation: Compilation) -> None:
         """Note an executable that was built."""

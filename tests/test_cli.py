@@ -47,6 +47,21 @@ def test_env_prints_every_variable():
     assert "PORTABLE_BACKEND" in portable("env").output
 
 
+def test_explain_runs_a_script_with_its_arguments(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import sys, torch, portable as pt\n"
+        "if __name__ == '__main__':\n"
+        "    f, g = pt.compile(torch.sin), pt.compile(torch.cos, backend='cpu:eager')\n"
+        "    f(torch.ones(int(sys.argv[1]))), g(torch.ones(2)), pt.compile(torch.tan)\n"
+        "    sys.exit(0)\n"
+    )
+    result = portable("explain", "--backend", "xla", "--json", str(path), "3")
+    assert result.exit_code == 0, result.output
+    assert [(e["name"], e["backend"]) for e in json.loads(result.output)] == [("sin", "xla"), ("cos", "cpu:eager")]
+    assert "sin on xla" in portable("explain", "--backend", "xla", str(path), "3").output
+
+
 def test_explain_runs_a_model_from_a_file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("import torch\ndef make():\n    return torch.nn.Linear(2, 2), (torch.ones(1, 2),)\n")
@@ -61,6 +76,8 @@ def test_explain_runs_a_model_from_a_file(tmp_path):
     [
         (["explain", "nowhere.py:make"], "no file nowhere.py"),
         (["explain", "make"], "names no function"),
+        (["explain", "nowhere.py"], "no file nowhere.py"),
+        (["explain", "json:dumps", "3"], "takes no arguments: 3"),
         (["explain", "json:dumps_all"], "no attribute 'dumps_all'"),
         (["explain", "math:pi"], "is a float, not a function"),
         (["explain", "os:getcwd"], "not (model, args[, kwargs])"),

@@ -7,11 +7,13 @@ its own parent alone.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -139,8 +141,15 @@ def _use_every_core() -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
+def _end_with_parent() -> None:
+    """A trial is of no use once the process that asked for it was killed (prctl(2), PR_SET_PDEATHSIG)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def _child(connection: Any, request: Request) -> None:
     try:
+        _end_with_parent()
         _use_every_core()
         trial = try_here(request)
     except Exception as failure:  # not from a call of the kernel: a baseline, a compiler that is missing

@@ -77,7 +77,7 @@ class Gating:
         for i, unit in enumerate(units):
             left = max(budget_s - (time.monotonic() - began), 1.0) / (len(units) - i)
             outcomes.append(self._outcome(workload, row, slo, unit, left))
-        if workload.group != "models" and len(outcomes) == 1:
+        if workload.group != "models" and len(outcomes) == 1 and not workload.backward:
             (unit,), (only,) = units, outcomes
             samples = {} if slo.of_a_call else self.samples[unit.op, unit.signature]
             return Decided(only.provider, only.interval, only.reason, only.met, only.figures, samples)

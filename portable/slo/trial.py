@@ -91,24 +91,33 @@ Case = tuple[str, list[Any], dict[str, Any]]
 
 
 def run(request: Request, *, timeout_s: float = TIMEOUT_S, memory_mb: float = MEMORY_MB) -> Trial:
-    """Try a candidate in a fresh process, within a time and a memory limit."""
+    """Try a candidate in a fresh process, within a memory limit.
+
+    Args:
+        timeout_s: for each case, and for the timing: a kernel hangs that gives no answer, not one that is tried on a
+            slow machine.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(theirs, request), daemon=True)
     process.start()
     theirs.close()
     deadline = time.monotonic() + timeout_s
-    trial = None
+    trial, doing = None, "the first case"
     try:
         while trial is None:
             if ours.poll(0.1):
                 try:
-                    trial = ours.recv()
+                    told = ours.recv()
+                    if isinstance(told, Trial):
+                        trial = told
+                    else:
+                        doing, deadline = told, time.monotonic() + timeout_s
                 except (EOFError, OSError):
                     process.join()
                     trial = Trial("crashed", _ended(process.exitcode))
             elif time.monotonic() > deadline:
-                trial = Trial("hung", f"no answer in {timeout_s:.0f} s")
+                trial = Trial("hung", f"{doing}: no answer in {timeout_s:.0f} s")
             elif (used := _resident_mb(process.pid)) > memory_mb:
                 trial = Trial("crashed", f"it used {used:.0f} MB of memory, more than {memory_mb:.0f}")
     finally:
@@ -151,7 +160,7 @@ def _child(connection: Any, request: Request) -> None:
     try:
         _end_with_parent()
         _use_every_core()
-        trial = try_here(request)
+        trial = try_here(request, connection.send)
     except Exception as failure:  # not from a call of the kernel: a baseline, a compiler that is missing
         trial = Trial("impossible", _described(failure))
     connection.send(trial)
@@ -163,8 +172,8 @@ def _described(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {text.splitlines()[0][:300]}" if text else type(failure).__name__
 
 
-def try_here(request: Request) -> Trial:
-    """The trial itself, in this process."""
+def try_here(request: Request, doing: Callable[[str], None] = lambda _: None) -> Trial:
+    """The trial itself, in this process; ``doing`` is told what comes next."""
     from portable.kernels import registry
 
     if request.module:
@@ -183,9 +192,11 @@ def try_here(request: Request) -> Trial:
                 if like.signature == unit.signature:
                     return Trial("wrong", f"{case[0]}: it took these arguments before, now {why}", cases)
                 continue
+            doing(case[0])
             if failed := _tried(request, unit, case, functions):
                 return replace(failed, cases=cases)
             cases += 1
+    doing("the timing")
     samples_s = timed(request)
     name, args, kwargs = next(cases_of(request.unit, request.seed + 2))
     if failed := _tried(request, request.unit, (f"{name} after the timing", args, kwargs), functions):

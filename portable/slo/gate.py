@@ -48,7 +48,8 @@ class Outcome:
         provider: what runs from now on.
         met: whether the SLO is met by it.
         reason: one line with the figures.
-        interval: seconds per call of the kernel that won; None where the portable path stays.
+        interval: seconds per call of the kernel that won, for a ratio its ratio times the baseline beside the portable
+            path; None where the portable path stays.
         figures: of that kernel, in the SLO's metric and of the run that it was tried in.
         rejected: the candidates that were tried and lost.
         not_tried: the candidates that nobody needed.
@@ -139,7 +140,7 @@ class Gate:
             return Outcome(PORTABLE, bool(first.met), reason, rejected=tuple(rejected))
         best = min(winners, key=lambda w: w.time_s.median)
         for winner in winners:
-            if winner.kernel.provider == standing and best.time_s.high >= winner.time_s.low:
+            if winner.kernel.provider == standing and best.time_s.high * (1 + BETWEEN_RUNS) >= winner.time_s.low:
                 best = winner
         provider = best.kernel.provider
         if best.verdict.outcome == "met" and (problem := self._decide(unit, provider, best.verdict, best.reason)):
@@ -215,6 +216,8 @@ class Gate:
         judged = judge(slo, samples, subject="candidate", ideal_s=ideal_s)
         gain = ratio(samples["candidate"], samples[PORTABLE])
         time_s = bootstrap(samples["candidate"])
+        if slo.metric == "ratio" and judged.value and first.limit_s:  # the baseline may have been faster or slower there
+            time_s = judged.value.scaled(first.limit_s / slo.limit)
         figures = f"{gain.median:.2f}× the portable path [{gain.low:.2f}, {gain.high:.2f}]"
         if not judged.met:
             outcome, why = "unmet", f"correct, too slow: {judged.reason}"

@@ -198,7 +198,7 @@ def test_a_kernel_gives_way_to_another_that_is_faster_beyond_the_noise(ledger, c
     run = lambda **ms: Gate("xla", LABEL, ledger, Stub(**ms)).decide(UNIT, RATIO, MISSES).provider  # noqa: E731
     assert run(right=measured(candidate=1.1), also_right=measured(candidate=1.2)) == "right"
     assert run(right=measured(candidate=1.1), also_right=measured(candidate=1.098)) == "right"
-    assert run(right=measured(candidate=1.1), also_right=measured(candidate=1.0)) == "also_right"
+    assert run(right=measured(candidate=1.1), also_right=measured(candidate=0.9)) == "also_right"
 
 
 def test_a_kernel_gives_way_to_the_portable_path_where_that_meets_its_slo_by_more_than_runs_differ(ledger, candidates):

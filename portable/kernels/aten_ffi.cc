@@ -25,6 +25,10 @@
 #include <type_traits>
 #include <vector>
 
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#endif
+
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -197,6 +201,18 @@ void run(const c10::OperatorHandle& op, const std::string& arguments, const Tens
   delete own;
 }
 
+// XLA flushes subnormal numbers to zero on the threads that run its programs; torch does not.
+class WithSubnormals {
+#ifdef __SSE2__
+ public:
+  WithSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~0x8040u); }  // neither FTZ nor DAZ
+  ~WithSubnormals() { _mm_setcsr(before_); }
+
+ private:
+  const unsigned before_;
+#endif
+};
+
 Tensors narrowed(Tensors tensors, size_t count, int64_t start, int64_t length) {
   for (size_t i = 0; i < count; ++i) tensors[i] = tensors[i].narrow(0, start, length);
   return tensors;
@@ -209,6 +225,7 @@ ffi::Error call(ffi::RemainingArgs operand_buffers, ffi::RemainingRets result_bu
   };
   try {
     c10::InferenceMode no_autograd;
+    [[maybe_unused]] WithSubnormals as_torch;
     // a mode of the thread that runs the program (a first call is under AOTAutograd's) must not see the kernel
     c10::impl::ExcludeDispatchKeyGuard no_modes(
         c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PreDispatch}));

@@ -149,6 +149,13 @@ def test_the_registered_kernels_give_eagers_answer_in_place_and_by_pieces(monkey
     torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
 
 
+def test_subnormal_numbers_are_torchs():
+    x = torch.tensor([[1e-40, -3e-39, 1e-38, 2e-45]])
+    compiled = pt.compile(lambda x: x.cumsum(1), backend="xla", kernels="aten.cumsum.default=aten")
+    with torch.no_grad():
+        assert torch.equal(compiled(x), x.cumsum(1)) and compiled(x).all()
+
+
 def test_pieces_are_of_about_equal_length():
     image = jax.ShapeDtypeStruct((10, 96, 56, 56), np.dtype("float32"))
     assert aten._rows([image]) == 5

@@ -216,7 +216,7 @@ class Gate:
         judged = judge(slo, samples, subject="candidate", ideal_s=ideal_s)
         gain = ratio(samples["candidate"], samples[PORTABLE])
         time_s = bootstrap(samples["candidate"])
-        if slo.metric == "ratio" and judged.value and first.limit_s:  # the baseline may have been faster or slower there
+        if slo.metric == "ratio" and judged.value and first.limit_s:  # the baseline may have had another speed there
             time_s = judged.value.scaled(first.limit_s / slo.limit)
         figures = f"{gain.median:.2f}× the portable path [{gain.low:.2f}, {gain.high:.2f}]"
         if not judged.met:

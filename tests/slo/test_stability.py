@@ -39,7 +39,6 @@ def test_noise_flips_no_decision_back_in_twenty_runs(tmp_path):
             samples = measured(u, "xla", {"portable": "off"}, baselines_of(LIMIT), 1.5)
             outcome = Gate("xla", "xla:cpu", ledger).decide(u, LIMIT, samples, budget_s=3.0)
             decided[u.op].append(outcome.provider)
-    print(decided)
     for op, providers in decided.items():
         changes = [(a, b) for a, b in zip(providers, providers[1:], strict=False) if a != b]
         assert len(changes) <= 1, (op, providers)

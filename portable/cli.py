@@ -173,8 +173,8 @@ def explain(
     model: Annotated[
         str,
         typer.Argument(
-            help="module:function or path/to/file.py:function, which returns (model, args[, kwargs]); or a script, which "
-            "is run with the arguments that follow it."
+            help="module:function or path/to/file.py:function, which returns (model, args[, kwargs]); "
+            "or a script, which is run with the arguments that follow it."
         ),
     ],
     arguments: Annotated[list[str] | None, typer.Argument(help="Of the script.", show_default=False)] = None,

@@ -234,3 +234,29 @@ def test_refused_by_name(name):
 def test_a_single_program_refuses_control_flow():
     with pytest.raises(UnsupportedOpError, match=r"higher_order\.cond"):
         lowered(either, X)
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (2,), (3,)])
+def test_checks_in_nested_branches_and_loops_reach_the_caller(bad):
+    """Row 3 of ``places`` is not read, since the branch around it does not run."""
+
+    def function(x, places):
+        def read(total, row):
+            return total + x[row.reshape(1)].sum(), total.clone()
+
+        def body(i, total):
+            rows = places[i]
+            return i + 1, torch.cond(
+                i < 3, lambda t, r: scan(read, t, r)[0], lambda t, r: t + r.sum() * 0, (total, rows)
+            )
+
+        return while_loop(lambda i, t: i < 4, body, (0, x.sum()))[1]
+
+    places = torch.arange(8).reshape(4, 2) % 3
+    places[list(bad), 1] = 3
+    run = compiled(function)
+    if bad in ((), (3,)):
+        torch.testing.assert_close(run(X, places), function(X, places))
+    else:
+        with pytest.raises(IndexError):
+            run(X, places)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._library.effects import EffectType
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
@@ -72,11 +72,16 @@ def trace(
 class _Functional(FunctionalTensorMode):
     """Functionalisation that notes on each random node which draw it is."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, draws: Draws) -> None:
         super().__init__()
         self._draws = draws
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):  # the errors that ops in its subgraphs may raise would be lost
+            refused = UnsupportedOp(f"higher_order.{func.name()}", "only pt.compile captures control flow")
+            raise UnsupportedOpError([refused], backend="xla")
         if func is RANDOM_FROM:  # torch.fx cannot print the name of its functional form: `from` is a keyword
             with self:
                 return _random_from(*args, **(kwargs or {}))

@@ -168,7 +168,14 @@ class CompiledGraph:
         from portable.lowering.program import lower_graph
 
         choice = Choice.here(self._backend.label(), self._backend.path, self._record.kernels)
-        lowered = lower_graph(self._gm, specs, platform=client.platform, backend=str(self._backend), choice=choice)
+        lowered = lower_graph(
+            self._gm,
+            specs,
+            platform=client.platform,
+            backend=str(self._backend),
+            choice=choice,
+            inference=self._kind == "inference",
+        )
         choice.note(self._graph)
         return lowered
 

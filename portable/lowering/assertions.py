@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 
 from portable.lowering.context import Context
-from portable.lowering.registry import cast, lower
+from portable.lowering.registry import TracedScalar, cast, lower
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -30,17 +31,24 @@ def sink_tokens(ctx: Context, tokens: Sequence[jax.Array]) -> None:
 @lower(aten._linalg_check_errors.default)
 def check_info(ctx: Context, info: jax.Array, api_name: str, *, is_matrix: bool) -> None:
     """torch's own check of LAPACK's info, with its message."""
-    ctx.check(info, functools.partial(aten._linalg_check_errors.default, api_name=api_name, is_matrix=is_matrix))
+    check = functools.partial(aten._linalg_check_errors.default, api_name=api_name, is_matrix=is_matrix)
+    ctx.check(info, check, lambda x, y: jnp.where(x == 0, y, x))
 
 
 @lower(aten._assert_async.default)
 def assert_async(ctx: Context, x: jax.Array) -> None:
-    ctx.check(cast(x, torch.bool), aten._assert_async.default)
+    ctx.check(cast(x, torch.bool), aten._assert_async.default, lax.bitwise_and)
 
 
 @lower(aten._assert_async.msg)
 def assert_async_msg(ctx: Context, x: jax.Array, assert_msg: str) -> None:
-    ctx.check(cast(x, torch.bool), functools.partial(aten._assert_async.msg, assert_msg=assert_msg))
+    check = functools.partial(aten._assert_async.msg, assert_msg=assert_msg)
+    ctx.check(cast(x, torch.bool), check, lax.bitwise_and)
+
+
+@lower(aten._assert_scalar.default)
+def assert_scalar(ctx: Context, x: TracedScalar | bool, assert_msg: str) -> None:
+    assert_async_msg(ctx, cast(x, torch.bool), assert_msg)
 
 
 @lower(aten._functional_assert_async.msg)

@@ -41,7 +41,8 @@ def within(
     axes = tuple(range(index.ndim))
     ends = [lax.convert_element_type(reduce(index, axes), np.int64) for reduce in (lax.reduce_min, lax.reduce_max)]
     said = functools.partial(message.format, dim=dim, size=size)
-    ctx.check(jnp.stack(ends), functools.partial(_raise_beyond, low=low, high=size, said=said, error=error))
+    check = functools.partial(_raise_beyond, low=low, high=size, said=said, error=error)
+    ctx.check(jnp.stack(ends), check, lambda x, y: jnp.stack([lax.min(x[0], y[0]), lax.max(x[1], y[1])]))
 
 
 def _raise_beyond(ends: torch.Tensor, *, low: int, high: int, said: functools.partial, error: type[Exception]) -> None:
@@ -58,7 +59,7 @@ def divisible(ctx: Context, divisor: jax.Array | complex) -> None:
 
 def holds(ctx: Context, condition: jax.Array, message: str) -> None:
     """Check a condition (bool[])."""
-    ctx.check(condition, functools.partial(_raise_unless, message=message))
+    ctx.check(condition, functools.partial(_raise_unless, message=message), lax.bitwise_and)
 
 
 def _raise_unless(condition: torch.Tensor, *, message: str) -> None:

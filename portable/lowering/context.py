@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,14 @@ class Strides(tuple[int, ...]):
     """
 
     offset: int | None = None
+
+
+class Check(NamedTuple):
+    """A value that is looked at after each run, see `Context.check`."""
+
+    value: jax.Array
+    check: Callable[[Tensor], None]
+    merge: Callable[[jax.Array, jax.Array], jax.Array] | None
 
 
 class Refused(Exception):
@@ -94,9 +102,18 @@ class Context:
         """Lower ``function``, written in torch, on these JAX values: it is traced to ATen ops, which are lowered."""
         return self.program.trace_and_run(function, args, kwargs)
 
-    def check(self, value: jax.Array, check: Callable[[Tensor], None]) -> None:
-        """After each run ``check`` is called with the tensor ``value``; it raises what eager raises for bad data."""
-        self.program.checks.append((value, check))
+    def check(
+        self,
+        value: jax.Array,
+        check: Callable[[Tensor], None],
+        merge: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    ) -> None:
+        """After each run ``check`` is called with the tensor ``value``; it raises what eager raises for bad data.
+
+        Args:
+            merge: of two values the one that stands for both: without it the op is refused in a while loop.
+        """
+        self.program.checks.append(Check(value, check, merge))
 
     def in_turn(self, call: Callable[[jax.Array], Sequence[jax.Array]]) -> Sequence[jax.Array]:
         """Make a call that must not run beside another such call of the program: it has threads of its own.

@@ -7,9 +7,9 @@ All of them are three correlations over the same windows, in torch's terms (kern
 * ``spread``: its transpose in the input; the transposed convolution.
 * ``taps``: its transpose in the weight; the weight gradient of both.
 
-Half precision accumulates in float32 and is rounded once, after the bias. A complex convolution is three real ones
-(Gauss: ``re = a - b, im = c - a - b`` with ``a = re*re, b = im*im, c = (re + im)*(re + im)``), which is what torch does
-on CPU, so that NaN and Inf spread alike, and no platform needs complex convolutions.
+Half precision accumulates in float32 and is rounded once, after the bias (but see `spread_by_taps`). A complex
+convolution is three real ones (Gauss: ``re = a - b, im = c - a - b`` with ``a = re*re, b = im*im, c = (re + im)*(re +
+im)``), which is what torch does on CPU, so that NaN and Inf spread alike, and no platform needs complex convolutions.
 """
 
 from __future__ import annotations
@@ -126,6 +126,27 @@ def spread(g: jax.Array, w: jax.Array, at: Windows, size: Sequence[int]) -> jax.
     )
 
 
+def spread_by_taps(g: jax.Array, w: jax.Array, at: Windows, size: Sequence[int]) -> jax.Array:
+    """`spread` in half precision with the rounding of torch's own 3-d kernel (oneDNN takes no output_padding of the
+    stride or more): each tap's product is rounded, then the sum after each tap, in the order of the kernel."""
+    kernel, inputs = w.shape[2:], w.shape[1] * at.groups
+    total = jnp.zeros((g.shape[0], inputs, *size), np.float32)
+    if 0 in g.shape or 0 in w.shape or 0 in size:
+        return total
+    x = lax.reshape(g, (g.shape[0], at.groups, g.shape[1] // at.groups, *g.shape[2:])).astype(np.float32)
+    weights = lax.reshape(w, (at.groups, w.shape[0] // at.groups, *w.shape[1:])).astype(np.float32)
+    spans = [(n - 1) * s + 1 for n, s in zip(g.shape[2:], at.stride, strict=True)]
+    info = jnp.finfo(g.dtype)
+    for tap in np.ndindex(*kernel):
+        part = jnp.einsum("bgo...,goi->bgi...", x, weights[(..., *tap)], precision=lax.Precision.HIGHEST)
+        part = lax.reduce_precision(part, info.nexp, info.nmant)
+        first = [t * d - p for t, d, p in zip(tap, at.dilation, at.padding, strict=True)]
+        room = [(lo, n - span - lo, s - 1) for lo, n, span, s in zip(first, size, spans, at.stride, strict=True)]
+        part = lax.pad(lax.reshape(part, (*total.shape[:2], *g.shape[2:])), np.float32(0), [(0, 0, 0)] * 2 + room)
+        total = lax.reduce_precision(total + part, info.nexp, info.nmant)
+    return total
+
+
 def taps(x: jax.Array, g: jax.Array, at: Windows, kernel: Sequence[int]) -> jax.Array:
     """(N, I, \\*size), (N, O, \\*count) → (O, I/groups, \\*kernel): what each tap read, weighted by ``g``."""
     rank = len(kernel)
@@ -160,11 +181,8 @@ def convolution(
 ) -> jax.Array:
     at = Windows.of(ctx, w.ndim - 2, stride, padding, dilation, groups)
     beyond = any(extra >= step for extra, step in zip(output_padding, at.stride, strict=False))
-    if transposed and beyond and w.ndim == 5 and np.dtype(x.dtype).itemsize == 2:
-        ctx.refuse(
-            "in 3-d with an output_padding of the stride or more torch accumulates in half precision: use float32"
-        )
-    apply = spread if transposed else correlate
+    by_taps = beyond and w.ndim == 5 and x.dtype in HALF
+    apply = (spread_by_taps if by_taps else spread) if transposed else correlate
     out = gauss(lambda a, b: apply(a, b, at, ctx.result.shape[2:]), x, w)
     if bias is not None:
         bias = lax.convert_element_type(bias, out.dtype)

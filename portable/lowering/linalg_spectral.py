@@ -64,7 +64,7 @@ def singular(x: jax.Array, full: bool) -> tuple[jax.Array, jax.Array, jax.Array]
 def svd(
     ctx: Context, x: jax.Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    ctx.check(jnp.any(lax.ne(x, x)), _refuse_nan)
+    ctx.check(jnp.any(lax.ne(x, x)), _refuse_nan, lax.bitwise_or)
     if compute_uv:
         return singular(x, full_matrices)
     absent = jnp.zeros((0,), x.dtype)

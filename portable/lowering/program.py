@@ -12,7 +12,7 @@ import functools
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +27,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
@@ -36,20 +37,21 @@ from torch.utils import _pytree as pytree
 from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
 from portable.kernels.registry import op_name, own_arguments
-from portable.lowering import registry
-from portable.lowering.context import Context, Refused, Spec, Strides
+from portable.lowering import control_flow, registry
+from portable.lowering.context import Check, Context, Refused, Spec, Strides
 from portable.lowering.draws import Draw, generator_at
 
 if TYPE_CHECKING:
     from portable.kernels.choice import Choice
 
 PRECISION = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
+LOOP_KEYS = 1 << 31  # random keys of loops are folded in from here on, those of nodes below
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
 class Output(NamedTuple):
-    """Where an output of a graph comes from: "array" (index among the program's results), "argument" (the index of the
-    argument that it is) or "constant" (a number or None)."""
+    """Where an output of a graph comes from: "array" (index among the program's results), "number" (the same, of a 0-d
+    array that stands for it), "argument" (the index of the argument that it is) or "constant" (a number or None)."""
 
     kind: str
     value: Any
@@ -87,7 +89,10 @@ class Lowered:
             for check, value in zip(self.checks, results[len(results) - len(self.checks) :], strict=True):
                 check(value)
         sources: dict[str, Sequence[Any]] = {"array": results, "argument": args}
-        return [value if kind == "constant" else sources[kind][value] for kind, value in self.outputs]
+        return [
+            value if kind == "constant" else results[value].item() if kind == "number" else sources[kind][value]
+            for kind, value in self.outputs
+        ]
 
 
 def lower_graph(
@@ -97,17 +102,19 @@ def lower_graph(
     platform: str,
     backend: str,
     choice: Choice | None = None,
+    inference: bool = False,
 ) -> Lowered:
     """Lower ``gm`` for arguments of these types; numbers are constants of the program.
 
     Args:
         choice: says for each op that has kernels which one runs; without it none does.
+        inference: no backward pass runs a branch or a loop's body a second time, so that they may draw random numbers.
 
     Raises:
         UnsupportedOpError: names every op that has no exact lowering.
         LoweringError: a rule is wrong.
     """
-    program = Program(backend, choice)
+    program = Program(backend, choice, inference=inference)
     outputs: list[Output] = []
     returned = _returned_arguments(gm)
 
@@ -117,10 +124,11 @@ def lower_graph(
         program.seed = seed
         results: list[jax.Array] = []
         for i, value in enumerate(pytree.tree_leaves(program.run(gm, values), is_leaf=lambda x: x is None)):
-            if isinstance(value, registry.TracedScalar):
-                value = value.value
             if i in returned:
                 outputs.append(Output("argument", returned[i]))
+            elif isinstance(value, registry.TracedScalar):
+                outputs.append(Output("number", len(results)))
+                results.append(value.value)
             elif isinstance(value, jax.Array):
                 outputs.append(Output("array", len(results)))
                 results.append(value)
@@ -128,7 +136,7 @@ def lower_graph(
                 outputs.append(Output("constant", value))
         if program.refused:
             raise UnsupportedOpError(list(program.refused), backend=backend)
-        return results + [value for value, _ in program.checks]
+        return results + [check.value for check in program.checks]
 
     registry.load()
     with jax.enable_x64(True):
@@ -136,7 +144,7 @@ def lower_graph(
         seed = jax.ShapeDtypeStruct((2,), np.uint32)
         lowered = jax.jit(traced, keep_unused=True).trace(seed, *types).lower(lowering_platforms=(platform,))
         module = _bytecode(lowered)
-    checks = tuple(check for _, check in program.checks)
+    checks = tuple(check.check for check in program.checks)
     return Lowered(module, tuple(outputs), program.uses > 0, checks, dict(program.ops), lowered.as_text)
 
 
@@ -157,9 +165,10 @@ def _bytecode(lowered: Any) -> bytes:
 class Program:
     """The state of one lowering: the random seed and its uses, what was refused, what was counted."""
 
-    def __init__(self, backend: str, choice: Choice | None = None) -> None:
+    def __init__(self, backend: str, choice: Choice | None = None, *, inference: bool = False) -> None:
         self.backend = backend
         self.choice = choice
+        self.inference = inference
         self.precision = PRECISION[torch.get_float32_matmul_precision()]
         self.seed: Any = None  # set when tracing begins
         self.turn: jax.Array | None = None  # see Context.in_turn
@@ -168,14 +177,39 @@ class Program:
         self.states: dict[Draw, bytes] = {}
         self.refused: dict[UnsupportedOp, None] = {}
         self.ops: Counter[tuple[str, str]] = Counter()
-        self.checks: list[tuple[jax.Array, Callable[[torch.Tensor], None]]] = []
+        self.checks: list[Check] = []
         self._where = ""
         self._depth = 0
         self._uses_of_node = 0
+        self._nesting = 0  # how many branches and bodies are around the node that runs
+        self._loops = 0
+        self._iterations: tuple[tuple[int, jax.Array], ...] = ()  # (loop, iteration) of those that are loops
+
+    @contextlib.contextmanager
+    def inside(self, turn: jax.Array, iteration: jax.Array | None = None) -> Iterator[Program]:
+        """Within it the nodes of a branch run, or of a loop's body: its checks and its turn are not those outside."""
+        outside = self.checks, self.turn, self._iterations
+        self.checks, self.turn = [], turn
+        self._nesting += 1
+        if iteration is not None:
+            self._loops += 1
+            self._iterations += ((self._loops, iteration),)
+        try:
+            yield self
+        finally:
+            self._nesting -= 1
+            self.checks, self.turn, self._iterations = outside
+
+    def _may_draw(self) -> None:
+        if self._nesting and not self.inference:
+            raise Refused("it is random in a branch or loop, which a backward pass may run again with other numbers")
 
     def key(self) -> jax.Array:
+        self._may_draw()
         self.uses += 1
         key = jax.random.wrap_key_data(self.seed, impl="threefry2x32")
+        for loop, iteration in self._iterations:
+            key = jax.random.fold_in(jax.random.fold_in(key, LOOP_KEYS + loop), iteration)
         if self.draw is None:
             return jax.random.fold_in(key, self.uses)
         if self.draw.start is not None:
@@ -184,6 +218,7 @@ class Program:
         return jax.random.fold_in(jax.random.fold_in(key, self.draw.index), self._uses_of_node)
 
     def drawn(self, draw: Callable[[torch.Generator], torch.Tensor], counted: bool) -> jax.Array | None:
+        self._may_draw()
         if self.draw is None or self.draw.start is None:
             return None
         state = self.draw.start if self.draw.index == 0 else self.states.get(self.draw)
@@ -198,17 +233,21 @@ class Program:
             self.states[following] = generator.get_state().numpy().tobytes()
         return jnp.asarray(from_host(value))
 
-    def run(self, gm: fx.GraphModule, args: Sequence[Any]) -> Any:
-        """Interpret ``gm`` on JAX values and numbers; returns its output tree."""
+    def run(self, gm: fx.GraphModule, args: Sequence[Any], around: dict[Any, int] | None = None) -> Any:
+        """Interpret ``gm`` on JAX values and numbers; returns its output tree.
+
+        Args:
+            around: the values of the symbols of the graph that ``gm`` is a part of.
+        """
         env: dict[fx.Node, Any] = {}
         remaining = iter(args)
-        symbols: dict[Any, int] = {}
+        symbols: dict[Any, int] = dict(around or {})
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 env[node] = value = next(remaining)
                 _bind(symbols, node.meta.get("val"), value)
             elif node.op == "get_attr":
-                env[node] = _attribute(gm, node.target)
+                env[node] = self._attribute(gm, node)
             elif node.op == "call_function":
                 env[node] = self._node(node, env, symbols)
             elif node.op == "output":
@@ -216,6 +255,14 @@ class Program:
             else:
                 raise LoweringError(str(node.target), f"is a {node.op} node, which no functional ATen graph has")
         raise LoweringError("graph", "has no output")
+
+    def _attribute(self, gm: fx.GraphModule, node: fx.Node) -> Any:
+        value = functools.reduce(getattr, str(node.target).split("."), gm)
+        if isinstance(value, FakeTensor):  # what AOTAutograd leaves of the token of an effect in a subgraph
+            reason = "torch's capture loses the error that an op in a branch or loop may raise: move that op out of it"
+            self.refused[UnsupportedOp("higher_order.with_effects", reason, self._where)] = None
+            raise UnsupportedOpError(list(self.refused), backend=self.backend)
+        return jnp.asarray(from_host(value)) if isinstance(value, torch.Tensor) else value
 
     def _node(self, node: fx.Node, env: dict[fx.Node, Any], symbols: dict[Any, int]) -> Any:
         args: Any = fx.node.map_arg(node.args, env.__getitem__)
@@ -230,7 +277,7 @@ class Program:
         if isinstance(op, OpOverload):
             try:
                 result = pytree.tree_map(functools.partial(_spec, symbols), val)
-                strides = tuple(_strides(a, symbols, nested=self._depth > 0) for a in node.args)
+                strides = tuple(_strides(a, symbols, nested=self._depth + self._nesting > 0) for a in node.args)
             except Refused as refusal:
                 self.refused[UnsupportedOp(str(op), str(refusal), self._where)] = None
                 raise UnsupportedOpError(list(self.refused), backend=self.backend) from refusal
@@ -242,12 +289,35 @@ class Program:
             value = self.call(inner, args[2:], kwargs, result)
             return (args[0], *value) if isinstance(value, tuple) else (args[0], value)
         if isinstance(op, HigherOrderOperator):
-            return self._refuse(
-                str(op),
-                "higher-order operators are not lowered yet",
-                pytree.tree_map(functools.partial(_spec, symbols), val),
-            )
-        return _arithmetic(op, args, kwargs)
+            return self._higher_order(op, args, kwargs, val, symbols)
+        return self._arithmetic(op, args, kwargs)
+
+    def _higher_order(
+        self, op: HigherOrderOperator, args: Sequence[Any], kwargs: dict[str, Any], val: Any, symbols: dict[Any, int]
+    ) -> Any:
+        name = f"higher_order.{op.name()}"
+        result = None
+        try:
+            lower = control_flow.LOWERED.get(op.name())
+            if lower is None or kwargs:
+                raise Refused("this higher-order operator is not lowered")
+            if lower is not control_flow.stacked_while_loop:
+                result = pytree.tree_map(functools.partial(_spec, symbols), val)
+            self.ops[name, "lowered"] += 1
+            return tuple(lower(control_flow.Application(self, name, result, symbols), *args))
+        except Refused as refusal:
+            if result is not None:
+                return self._refuse(name, str(refusal), result)
+            self.refused[UnsupportedOp(name, str(refusal), self._where)] = None
+            raise UnsupportedOpError(list(self.refused), backend=self.backend) from refusal
+
+    def _arithmetic(self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        try:
+            return _arithmetic(op, args, kwargs)
+        except (TypeError, AttributeError, jax.errors.ConcretizationTypeError) as failure:
+            name = getattr(op, "__name__", str(op))
+            self.refused[UnsupportedOp(name, "of a number that is known only at run time", self._where)] = None
+            raise UnsupportedOpError(list(self.refused), backend=self.backend) from failure
 
     def call(
         self,
@@ -286,6 +356,8 @@ class Program:
         except PortableError:
             raise
         except Exception as failure:
+            if any(isinstance(a, registry.TracedScalar) for a in pytree.tree_leaves((args, kwargs))):
+                return self._refuse(str(op), "a number that is known only at run time", result)
             described = ", ".join(_described(a) for a in pytree.tree_leaves((args, kwargs)))
             raise LoweringError(
                 str(op), f"failed for ({described}): {type(failure).__name__}: {failure}", where=self._where
@@ -388,7 +460,8 @@ def _strides(arg: Any, symbols: dict[Any, int], *, nested: bool) -> Strides | No
     strides = Strides(n if type(n) is int else concrete(n, symbols) for n in val.stride())
     if not (nested and arg.op == "placeholder"):
         offset = val.storage_offset()
-        strides.offset = offset if type(offset) is int else concrete(offset, symbols)
+        with contextlib.suppress(Refused):
+            strides.offset = offset if type(offset) is int else concrete(offset, symbols)
     return strides
 
 
@@ -406,6 +479,8 @@ def concrete(n: Any, symbols: dict[Any, int]) -> int:
 
 def _bind(symbols: dict[Any, int], val: Any, value: Any) -> None:
     pairs: list[tuple[Any, int]]
+    if isinstance(value, registry.TracedScalar):
+        return
     if isinstance(val, torch.SymInt):
         pairs = [(val, value)]
     elif isinstance(val, torch.Tensor) and isinstance(value, jax.Array):
@@ -424,13 +499,6 @@ def _sympy_int(n: int) -> Any:
     return sympy.Integer(n)
 
 
-def _attribute(gm: fx.GraphModule, name: str) -> Any:
-    value = functools.reduce(getattr, name.split("."), gm)
-    if isinstance(value, torch.Tensor):
-        return jnp.asarray(from_host(value))
-    return value
-
-
 def from_host(tensor: torch.Tensor) -> np.ndarray:
     """A CPU tensor as a numpy array of the matching dtype (bfloat16 and float8 through ml_dtypes)."""
     tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
@@ -444,7 +512,8 @@ def _arithmetic(op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
     """Python arithmetic on sizes and numbers."""
     if any(isinstance(a, registry.TracedScalar) for a in args):
         value = op(*(a.value if isinstance(a, registry.TracedScalar) else a for a in args), **kwargs)
-        return registry.TracedScalar(value, float if jnp.issubdtype(value.dtype, jnp.floating) else int)
+        kind = jnp.asarray(value).dtype.kind
+        return registry.TracedScalar(value, bool if kind == "b" else float if kind == "f" else int)
     if any(isinstance(a, jax.Array) for a in args):
         raise LoweringError(getattr(op, "__name__", str(op)), "is Python code on a tensor inside an ATen graph")
     return op(*args, **kwargs)

@@ -192,6 +192,14 @@ class TracedScalar:
     def __init__(self, value: jax.Array, kind: type) -> None:
         self.value, self.type = value, kind
 
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("a number that is known only at run time")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a number that is known only at run time")
+
+    __hash__ = object.__hash__
+
 
 def described(x: Any) -> tuple[torch.dtype, bool] | type:
     """What promotion needs to know of an operand: a tensor's dtype and whether it is 0-d, or a number's type."""

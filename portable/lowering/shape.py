@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from jax import lax
 
+from portable.lowering import bounds
 from portable.lowering.context import Context
-from portable.lowering.registry import broadcast, cast, lower
+from portable.lowering.registry import TracedScalar, broadcast, cast, lower
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -111,7 +112,12 @@ def narrow_copy(ctx: Context, x: jax.Array, dim: int, start: int, length: int) -
 
 
 @lower(aten.select.int, aten.select_copy.int)
-def select(ctx: Context, x: jax.Array, dim: int, index: int) -> jax.Array:
+def select(ctx: Context, x: jax.Array, dim: int, index: int | TracedScalar) -> jax.Array:
+    if isinstance(index, TracedScalar):
+        n = x.shape[dim]
+        bounds.within(ctx, index.value, n, bounds.OF_DIM, dim=dim, negative=True)
+        place = jnp.where(index.value < 0, index.value + n, index.value)
+        return lax.dynamic_index_in_dim(x, place, dim % x.ndim, keepdims=False)
     return lax.index_in_dim(x, index, dim % x.ndim, keepdims=False)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from portable.testing import lowered
 from tests.lowering.networks import assert_agree
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -68,3 +69,15 @@ def test_nan_stays_in_its_windows():
 
 def test_a_non_contiguous_input():
     assert_agree(lambda x, w: F.conv2d(x.transpose(2, 3)[:, :, ::2], w), normal(2, 3, 8, 9), normal(4, 3, 3, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_transposed_with_output_padding_of_the_stride_rounds_as_torch(dtype):
+    x, w, bias = (torch.randn(s, dtype=dtype) for s in ((2, 6, 3, 4, 5), (6, 2, 3, 2, 3), (4,)))
+
+    def spread(x, w, bias):
+        arguments = {"stride": (1, 2, 1), "padding": (1, 0, 2), "output_padding": 1, "dilation": 2, "groups": 2}
+        return F.conv_transpose3d(x, w, bias, **arguments), F.conv_transpose3d(x, w, **arguments)
+
+    for got, want in zip(lowered(spread, x, w, bias), spread(x, w, bias), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)

@@ -110,6 +110,35 @@ def test_a_singular_matrix_raises_what_eager_raises(name, run):
     assert str(raised.value) == str(expected.value)
 
 
+@pytest.mark.parametrize("hermitian", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_ldl_pivots_as_lapack(dtype, hermitian):
+    def factors(x, b):
+        ld, pivots, info = L.ldl_factor_ex(x, hermitian=hermitian)
+        return ld, pivots, info, L.ldl_solve(ld, pivots, b, hermitian=hermitian)
+
+    def indefinite(*shape):  # a small diagonal, so that there are 2×2 blocks
+        x = torch.randn(shape, dtype=dtype)
+        x.diagonal(dim1=-2, dim2=-1).mul_(0.2)
+        return x
+
+    batch = indefinite(2, 3, 5, 5)
+    assert (L.ldl_factor_ex(batch, hermitian=hermitian)[1] < 0).any()
+    agrees(factors, batch, torch.randn(3, 5, 2, dtype=dtype), tolerance=1e-8)
+    agrees(factors, indefinite(1, 1), torch.randn(2, 1, 3, dtype=dtype), tolerance=1e-8)
+    for shape in EMPTY:
+        agrees(factors, torch.randn(shape, dtype=dtype), torch.randn(*shape[:-1], 2, dtype=dtype))
+
+
+@pytest.mark.parametrize("hermitian", [False, True])
+def test_ldl_of_ties_and_singular_matrices(hermitian):
+    x = torch.randint(-1, 2, (20, 5, 5)).to(torch.complex128)
+    assert L.ldl_factor_ex(x, hermitian=hermitian)[2].any()
+    agrees(lambda x: tuple(L.ldl_factor_ex(x, hermitian=hermitian)), x, tolerance=1e-8)
+    with pytest.raises(RuntimeError, match="ldl_factor"):
+        lowered(lambda x: L.ldl_factor(x, hermitian=hermitian), torch.zeros(2, 2))
+
+
 def test_svd_of_nan_raises_as_in_eager():
     with pytest.raises(L.LinAlgError, match="non-finite"):
         lowered(L.svdvals, torch.full((2, 2), NAN))
@@ -182,7 +211,7 @@ def test_cross_product_broadcasts():
 
 @pytest.mark.parametrize(
     "function",
-    [L.ldl_factor_ex, lambda x: L.lstsq(x[:, :2], x, driver="gelsd"), lambda x: torch.matrix_exp(x.float())],
+    [lambda x: L.lstsq(x[:, :2], x, driver="gelsd"), lambda x: torch.matrix_exp(x.float())],
 )
 def test_refused_by_name(function):
     with pytest.raises(UnsupportedOpError):

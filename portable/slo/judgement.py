@@ -37,8 +37,9 @@ class Judgement:
         return self.reason.rpartition(": ")[2]
 
     def bounds(self) -> tuple[float, float]:
-        """Badness at the better and at the worse end of the interval."""
-        assert self.value is not None
+        """Badness at the better and at the worse end of the interval; nothing is known where it could not be judged."""
+        if self.value is None:
+            return 0.0, float("inf")
         if self.slo.metric == "roofline":
             return self.slo.limit / self.value.high, self.slo.limit / self.value.low
         return self.value.low / self.slo.limit, self.value.high / self.slo.limit

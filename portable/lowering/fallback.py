@@ -70,7 +70,7 @@ def warn(fallbacks: Iterable[Fallback], told: set[str]) -> None:
             told.add(fallback.op)
             place = f" ({fallback.where})" if fallback.where else ""
             warnings.warn(
-                f"{fallback.op}{place} runs as torch's own kernel inside the program, since it has no exact lowering: "
-                f"{fallback.reason}. PORTABLE_FALLBACK=allow says it no more, error refuses it",
+                f"{fallback.op}{place} runs as torch's own kernel inside the program: {fallback.reason} "
+                "(PORTABLE_FALLBACK=allow runs it without this warning, error refuses it; pt.explain lists it)",
                 stacklevel=2,
             )

@@ -40,8 +40,13 @@ UNFIT = {
 }
 
 
-def torch_kernel(ctx: Context, platform: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def torch_kernel(
+    ctx: Context, platform: str, args: Sequence[Any], kwargs: dict[str, Any], *, effect: bool = False
+) -> Any:
     """The op of ``ctx`` on JAX values, by torch's own kernel on ``platform``.
+
+    Args:
+        effect: whether the op does something beside giving its results.
 
     Raises:
         Refused: why it cannot run so.
@@ -49,17 +54,22 @@ def torch_kernel(ctx: Context, platform: str, args: Sequence[Any], kwargs: dict[
     op, key = ctx.op, HOSTS.get(platform)
     if key is None:
         raise Refused(f"torch's kernels cannot be called inside a program on {platform}")
-    if reason := UNFIT.get(op._schema.name.partition("::")[2]):
+    if op.namespace in ("aten", "prims") and (reason := UNFIT.get(op._schema.name.partition("::")[2])):
         raise Refused(reason)
+    if effect or not op._schema.returns:
+        raise Refused("it is called for its effect, which no program orders or keeps")
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):
         raise Refused(f"torch has no {key} kernel of it")
     if any(isinstance(leaf, TracedScalar) for leaf in pytree.tree_leaves((list(args), kwargs))):
         raise Refused("a number that is known only at run time")
+    if ctx.program.unbuilt:
+        raise Refused(ctx.program.unbuilt)
     try:
         return aten.call(ctx, op, args, kwargs)
     except UnsupportedDtypeError as failure:
         raise Refused(failure.message) from failure
     except BackendUnavailableError as failure:
+        ctx.program.unbuilt = failure.message  # a second attempt would take as long
         raise Refused(failure.message) from failure
 
 

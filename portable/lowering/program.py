@@ -175,6 +175,7 @@ class Program:
         self.backend = backend
         self.choice = choice
         self.fallback_on = fallback_on
+        self.unbuilt = ""  # why the native code of a fallback cannot be built, once that was tried
         self.precision = PRECISION[torch.get_float32_matmul_precision()]
         self.seed: Any = None  # set when tracing begins
         self.turn: jax.Array | None = None  # see Context.in_turn
@@ -255,7 +256,7 @@ class Program:
         if op is with_effects:  # (token, op, *arguments of op); the order of effects is the order of the graph
             inner = args[1]
             result = pytree.tree_map(functools.partial(_spec, symbols), val[1] if len(val) == 2 else val[1:])
-            value = self.call(inner, args[2:], kwargs, result)
+            value = self.call(inner, args[2:], kwargs, result, effect=True)
             return (args[0], *value) if isinstance(value, tuple) else (args[0], value)
         if isinstance(op, HigherOrderOperator):
             return self._refuse(
@@ -273,6 +274,8 @@ class Program:
         result: Any,
         strides: tuple = (),
         node: fx.Node | None = None,
+        *,
+        effect: bool = False,
     ) -> Any:
         """Apply ``op`` to JAX values: by its rule, else by torch's decomposition, else by torch's own kernel."""
         rule = registry.rule_for(op)
@@ -300,7 +303,7 @@ class Program:
                 return self._refuse(str(op), reason, result)
             self._forget_since(before)
             try:
-                value = torch_kernel(context, self.fallback_on, args, kwargs)
+                value = torch_kernel(context, self.fallback_on, args, kwargs, effect=effect)
             except Refused as second:
                 return self._refuse(str(op), f"{reason}; and it cannot fall back: {second}", result)
             self.fell_back.append(Fallback(name, reason, self._where))

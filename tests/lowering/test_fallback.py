@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import pytest
 import torch
 from jax import lax
+from torch._library.effects import EffectType
 
 import portable as pt
-from portable.errors import ConfigError, ProgramError, UnsupportedOpError
+from portable.errors import BackendUnavailableError, ConfigError, ProgramError, UnsupportedOpError
 from portable.explain import Fallback
-from portable.kernels import native_code
+from portable.kernels import aten, native_code
 from portable.lowering import fallback, registry
 from portable.lowering.context import Context, Refused
 from portable.lowering.program import Program
@@ -309,6 +310,29 @@ def test_without_a_compiler_the_refusal_says_so(tmp_path, monkeypatch):
     assert RISING in reason
     assert "cannot fall back: " in reason
     assert "need a C++ compiler" in reason
+
+
+def test_what_cannot_be_built_is_tried_once_a_program(monkeypatch):
+    def build():
+        attempts.append(1)
+        raise BackendUnavailableError("g++ could not build it")
+
+    attempts = []
+    monkeypatch.setattr(aten.CODE, "register", build)
+    reasons = refusal(lambda x: torch.matrix_exp(x) + L.ldl_factor_ex(x)[0], torch.eye(3))
+    assert len(attempts) == 1
+    assert len(reasons) == 2
+    assert all("cannot fall back: g++ could not build it" in reason for reason in reasons)
+
+
+def test_an_op_that_is_called_for_its_effect_is_refused(scratch):
+    say = scratch("say(Tensor x) -> Tensor", lambda x: x + 1)
+    torch.library._register_effectful_op(say, EffectType.ORDERED)
+    try:
+        (reason,) = refusal(lambda x: say(x), torch.ones(3))
+    finally:
+        torch.library._register_effectful_op(say, None)
+    assert "called for its effect" in reason
 
 
 def test_on_a_platform_that_is_no_host_the_refusal_says_so():

@@ -56,6 +56,8 @@ def torch_kernel(
         raise Refused(f"torch's kernels cannot be called inside a program on {platform}")
     if op.namespace in ("aten", "prims") and (reason := UNFIT.get(op._schema.name.partition("::")[2])):
         raise Refused(reason)
+    if not ctx.dense:
+        raise Refused("its result is not a dense tensor")
     if effect or not op._schema.returns:
         raise Refused("it is called for its effect, which no program orders or keeps")
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):

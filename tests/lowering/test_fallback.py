@@ -8,6 +8,7 @@ import pytest
 import torch
 from jax import lax
 from torch._library.effects import EffectType
+from torch.nn import functional as F
 
 import portable as pt
 from portable.errors import BackendUnavailableError, ConfigError, ProgramError, UnsupportedOpError
@@ -80,6 +81,10 @@ def compiled():
 
 
 TIES = (torch.arange(300) % 7).reshape(60, 5)
+LABELS = torch.tensor([[1, 2, 3], [2, 2, 4]])
+SCORES = torch.randn(12, 2, 5).log_softmax(-1)
+LENGTHS = [12, 10], [3, 2]
+MASK = torch.tensor([True, False, True, True])
 EXACT = {
     "ldl_factor_ex": (L.ldl_factor_ex, symmetric()),
     "ldl_factor_ex, complex": (lambda x: L.ldl_factor_ex(x, hermitian=True), symmetric(dtype=torch.complex64)),
@@ -91,6 +96,22 @@ EXACT = {
     "matrix_exp, NaN": (torch.matrix_exp, torch.tensor([[1.0, float("nan")], [float("inf"), 2.0]])),
     "unstable sort, bfloat16": (lambda x: x.sort(dim=0), TIES.bfloat16()),
     "unstable argsort, int8": (lambda x: x.argsort(dim=0, descending=True), TIES.to(torch.int8)),
+    "mode": (lambda x: x.mode(dim=0), TIES.float()),
+    "logsumexp, complex": (lambda x: x.logsumexp(0), torch.randn(4, 3, dtype=torch.complex64)),
+    "images of bytes": (
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+        torch.randint(0, 255, (1, 2, 5, 5), dtype=torch.uint8),
+    ),
+    "ctc_loss, backward": (
+        lambda g, *pieces: A._ctc_loss_backward(g, SCORES, LABELS, *LENGTHS, *pieces, 0),
+        torch.ones(2),
+        *A._ctc_loss(SCORES, LABELS, *LENGTHS),
+    ),
+    "a mask beside an index": (
+        lambda x, i: A.index_put(x, [None, i, MASK], torch.ones(())),
+        torch.randn(2, 3, 4),
+        torch.tensor([0, 1, 1]),
+    ),
     "twice": (lambda x: torch.matrix_exp(torch.matrix_exp(x) / 9), torch.randn(4, 4)),
 }
 
@@ -203,6 +224,16 @@ def test_the_argument_beats_the_environment(monkeypatch):
         lowered(exponential, x)
     with pytest.raises(ConfigError, match="warn, allow, error"):
         lowered(exponential, x, fallback="maybe")
+
+
+def test_torch_compile_goes_by_the_environment(monkeypatch):
+    monkeypatch.setenv("PORTABLE_BACKEND", "xla")
+    with pytest.warns(UserWarning, match="torch's own kernel"):
+        same(torch.compile(exponential, backend=pt.api.dynamo_backend)(torch.eye(3)), exponential(torch.eye(3)))
+    torch._dynamo.reset()
+    monkeypatch.setenv("PORTABLE_FALLBACK", "error")
+    with pytest.raises(Exception, match="has no exact lowering"):
+        torch.compile(exponential, backend=pt.api.dynamo_backend)(torch.eye(3))
 
 
 @pytest.mark.parametrize("first", ["allow", "error"])
@@ -348,6 +379,10 @@ def test_what_is_random_or_goes_by_storage_is_refused_with_both_reasons():
     (reason,) = refusal(lambda x: x[1:2].as_strided((20,), (1,), 0), torch.ones(3, 4))
     assert "outside of its input" in reason
     assert "storage" in reason
+
+
+def test_a_sparse_result_is_refused():
+    assert "not a dense tensor" in refusal(lambda x: x.to_sparse(), torch.eye(3))[0]
 
 
 def test_an_op_with_no_kernel_on_the_host_is_refused(scratch):

@@ -48,8 +48,9 @@ def compile(
         dynamic: as in ``torch.compile``. The default lets sizes become symbolic when they change: one capture, and on
             the
             stablehlo path one executable for each distinct set of sizes.
-        fallback: "warn", "allow" or "error"; default PORTABLE_FALLBACK. No op falls back yet: one without a lowering is
-            refused.
+        fallback: what to do with an op that has no exact lowering: run torch's own kernel inside the program, and
+            "warn" of it once an op, or "allow" it (`explain` lists it all the same), or "error", which refuses it;
+            default PORTABLE_FALLBACK, read now. Where torch cannot run it there, it is refused in every mode.
         kernels: which kernels run: "auto", "off", a provider, or "op=provider,…"; default PORTABLE_KERNELS.
         slo: an objective of the whole model, e.g. ``pt.SLO("p50_ms", 5.0)`` (p50_ms, p99_ms or ratio); for inference:
             every call is under ``torch.no_grad()``. The first call of each signature measures ``backend``, and where it
@@ -62,7 +63,7 @@ def compile(
     Raises:
         ConfigError: an option is not legal; with ``slo``, a call with gradients enabled.
         UnknownBackendError, BackendUnavailableError: no such backend, or not here.
-        UnsupportedOpError: at the first call; names every op that has no exact lowering.
+        UnsupportedOpError: at the first call; names every op that has no exact lowering and does not fall back.
     """
     if model is None:
         return functools.partial(
@@ -78,8 +79,7 @@ def compile(
     for name, value in (("dims", dims),):
         if value is not None:
             raise ConfigError(f"{name}= is not supported yet ({_NOT_YET[name]})", remedy=f"leave {name} out")
-    if (fallback or config.get("PORTABLE_FALLBACK")) not in config.FALLBACK_MODES:
-        raise ConfigError(f"fallback={fallback!r} is not legal", remedy=f"one of {', '.join(config.FALLBACK_MODES)}")
+    config.fallback_mode(fallback)
     if not callable(model):
         raise UnsupportedInputError(f"{type(model).__name__} is not callable", remedy="pass an nn.Module or a function")
     if slo is not None:
@@ -109,7 +109,8 @@ def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: 
     chosen = backends.get(backends.selected(options.pop("backend", None)))
     if options:
         raise ConfigError(f"unknown options {sorted(options)}", remedy='the only option is "backend"')
-    return _compile_graph(chosen, Record("torch.compile", str(chosen), chosen.path), gm, example_inputs)
+    record = Record("torch.compile", str(chosen), chosen.path, fallback=config.fallback_mode())
+    return _compile_graph(chosen, record, gm, example_inputs)
 
 
 def _compile_graph(
@@ -168,7 +169,8 @@ class _Run:
     ) -> None:
         name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
         self.target, self.options, self._backend = target, options, chosen
-        self.record = record = Record(name, str(chosen), chosen.path, _policy(options["kernels"]))
+        policy, mode = _policy(options["kernels"]), config.fallback_mode(options["fallback"])
+        self.record = record = Record(name, str(chosen), chosen.path, policy, mode)
         self._warm: set[Any] = set()
         self._whole: frozenset[str] = frozenset()  # the ops that the captures of these calls keep whole
 

@@ -68,7 +68,7 @@ VARIABLES: dict[str, Variable] = {
             "PORTABLE_FALLBACK",
             "warn | allow | error",
             "warn",
-            "What to do with an op that has no lowering where the host can run it.",
+            "Whether an op without an exact lowering runs as torch's own kernel, where the host can run it.",
             _choice(*FALLBACK_MODES),
         ),
         Variable(
@@ -115,6 +115,18 @@ def get(name: str) -> Any:
         ConfigError: the variable holds a value that is not legal.
     """
     return _parsed(name, os.environ.get(name, "").strip() or VARIABLES[name].default)
+
+
+def fallback_mode(named: str | None = None) -> str:
+    """What to do with an op that has no exact lowering: as ``named``, else as PORTABLE_FALLBACK says.
+
+    Raises:
+        ConfigError: there is no such mode.
+    """
+    mode: str = named or get("PORTABLE_FALLBACK")
+    if mode not in FALLBACK_MODES:
+        raise ConfigError(f"fallback={named!r} is not legal", remedy=f"one of {', '.join(FALLBACK_MODES)}")
+    return mode
 
 
 def is_set(name: str) -> bool:

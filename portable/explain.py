@@ -13,7 +13,7 @@ import time
 import types
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from portable import config
@@ -47,13 +47,21 @@ class GraphBreak:
     where: str
 
 
+FELL_BACK = "aten fallback"  # how an op ran that fell back to torch's own kernel
+
+
 @dataclass(frozen=True)
 class Fallback:
-    """Something that ran outside its path."""
+    """Something that ran outside its path: an op within a program, or a whole model.
+
+    Attributes:
+        count: how many calls in the graphs; of a whole model, how many times it was called so.
+    """
 
     op: str
     reason: str
     where: str = ""
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ class Chosen:
 
     Attributes:
         n: how many calls in the graphs.
-        runs_as: "portable", "native" or "kernel <provider>".
+        runs_as: "portable", "native", "kernel <provider>" or "aten fallback".
         why: the reason, with its numbers where there is evidence.
         verdict: id of the verdict in the ledger that it rests on; '' if none.
         rejected: (kernel, why not) for each candidate that does not run.
@@ -136,12 +144,13 @@ def collecting() -> Iterator[list[Record]]:
 class Record:
     """Everything that is known of one compiled model; filled while it compiles, read by `Explanation`. Thread-safe."""
 
-    def __init__(self, name: str, backend: str, path: str, kernels: Any = None) -> None:
-        self.name, self.backend, self.path = name, backend, path
+    def __init__(self, name: str, backend: str, path: str, kernels: Any = None, fallback: str = "warn") -> None:
+        self.name, self.backend, self.path, self.fallback = name, backend, path, fallback
         self.graphs: list[GraphRecord] = []
         self.compiles: list[Compilation] = []
         self.breaks: list[GraphBreak] = []
         self.fallbacks: dict[Fallback, int] = {}
+        self.told: set[str] = set()  # the ops whose fallback was warned of
         self.frozen = False
         self.kernels = kernels
         self.objectives: list[Any] = []  # `PathDecision`s, of all paths of the model together
@@ -165,11 +174,11 @@ class Record:
             self.compiles.append(compilation)
             _thread.began = time.perf_counter()
 
-    def add_fallback(self, fallback: Fallback) -> bool:
+    def add_fallback(self, fallback: Fallback, count: int = 1) -> bool:
         """Count a fallback; whether it is the first of its kind."""
         with self._lock:
-            self.fallbacks[fallback] = self.fallbacks.get(fallback, 0) + 1
-            return self.fallbacks[fallback] == 1
+            self.fallbacks[fallback] = self.fallbacks.get(fallback, 0) + count
+            return self.fallbacks[fallback] == count
 
     def add_graph(self, gm: Any, example_inputs: Sequence[Any]) -> GraphRecord:
         """Note a graph that Dynamo captured, with its cause."""
@@ -281,7 +290,7 @@ class Explanation:
         self.objectives: list[Any] = list(record.objectives)
         self.compiles: list[Compilation] = list(record.compiles)
         self.graph_breaks: list[GraphBreak] = list(record.breaks)
-        self.fallbacks: list[Fallback] = list(record.fallbacks)
+        self.fallbacks: list[Fallback] = [replace(f, count=n) for f, n in record.fallbacks.items()]
         self.ops: dict[str, dict[str, int]] = {}
         for graph in record.graphs:
             for (op, how), count in graph.ops.items():
@@ -350,7 +359,8 @@ class Explanation:
             yield escape(f"graph break at {b.where or 'an unknown line'}: {b.reason} (it ran in eager)")
         if self.fallbacks:
             for f in self.fallbacks:
-                yield escape(f"fallback: {f.op}{f' at {f.where}' if f.where else ''}: {f.reason}")
+                times = f" ({f.count} times)" if f.count > 1 else ""
+                yield escape(f"fallback: {f.op}{f' at {f.where}' if f.where else ''}{times}: {f.reason}")
         else:
             yield "fallbacks: none"
 
@@ -373,8 +383,15 @@ _WHY = {
     "decomposed": "by torch's decomposition; unmeasured on this machine",
     "inductor": "compiled by Inductor",
     "eager": "as asked",
+    FELL_BACK: "no exact lowering; torch's own kernel, see below",
 }
-_RUNS_AS = {"lowered": "portable", "decomposed": "portable", "inductor": "native", "eager": "native"}
+_RUNS_AS = {
+    "lowered": "portable",
+    "decomposed": "portable",
+    "inductor": "native",
+    "eager": "native",
+    FELL_BACK: FELL_BACK,
+}
 _SHOWN = 12
 
 

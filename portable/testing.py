@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: str = "error", **kwargs: Any) -> Any:
+def lowered(
+    fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: str | None = "error", **kwargs: Any
+) -> Any:
     """Call ``fn`` once, lowered as ONE StableHLO program.
 
     The call is captured at ATen level (functionalised; ``torch.autograd.grad`` inside ``fn`` works), lowered, compiled
@@ -19,19 +21,19 @@ def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: 
     Args:
         fn: a function of tensors and constants.
         backend: a backend of the XLA family.
-        fallback: accepted for the signature; no op falls back yet, an op without a lowering raises in every mode.
+        fallback: what to do with an op that has no exact lowering, as in `portable.compile`; None is PORTABLE_FALLBACK.
 
     Returns:
         What ``fn`` returns, with dense CPU tensors.
 
     Raises:
-        UnsupportedOpError: names every op without a lowering at once.
+        UnsupportedOpError: names every op without an exact lowering at once, unless it falls back.
         UnsupportedInputError: a sparse, nested, meta or non-CPU argument.
         UnsupportedOutputError: ``fn`` returns something other than tensors, numbers, strings and None.
     """
     from portable.lowering.once import run
 
-    return run(fn, args, kwargs, backend)
+    return run(fn, args, kwargs, backend, fallback)
 
 
 def pytest_addoption(parser: Any) -> None:

@@ -276,7 +276,7 @@ def test_an_op_without_a_lowering_is_refused_with_the_users_line():
         with pytest.raises(
             UnsupportedOpError, match=r"portable_test.unknown.default \(test_capture.py:\d+, in readout\)"
         ):
-            xla(readout)(torch.ones(3))
+            xla(readout, fallback="error")(torch.ones(3))
 
 
 def test_an_unsupported_dtype_is_refused_by_name():

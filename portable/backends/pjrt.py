@@ -160,7 +160,8 @@ def _keep_pages() -> None:
 def _failed(failure: RuntimeError, platform: str) -> ProgramError:
     return ProgramError(
         f"a compiled program failed on {platform}: {failure}",
-        remedy="where a kernel is named there, PORTABLE_KERNELS=off runs the program without it",
+        remedy="where a kernel is named there, PORTABLE_KERNELS=off runs the program without it; an op that fell back "
+        "(`portable explain` lists them) raises there what torch raises",
     )
 
 

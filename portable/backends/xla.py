@@ -20,7 +20,7 @@ from portable import capture
 from portable.backends import pjrt
 from portable.backends.base import Backend, State, ask, installed
 from portable.errors import UnsupportedInputError
-from portable.explain import Compilation, GraphRecord, Record, plain_name, ran
+from portable.explain import FELL_BACK, Compilation, Fallback, GraphRecord, Record, plain_name, ran
 from portable.lowering.context import Spec
 
 
@@ -108,6 +108,7 @@ class CompiledGraph:
         self._names = _symbol_names(self._inputs, self._symbolic)
         self._resident = capture.static_positions() if kind != "backward" else frozenset()
         self._programs: dict[Any, _Program] = {}
+        self._fallbacks: set[Fallback] = set()
         self._last: tuple[int, ...] | None = None
         self._lock = threading.Lock()
         self._capture_s = graph.since_call()
@@ -152,8 +153,7 @@ class CompiledGraph:
             program = _Program(client, lowered)
             compiled_at = time.perf_counter()
             capture_s, self._capture_s = self._capture_s, 0.0
-            if not self._programs:
-                self._graph.ops.update(lowered.ops)
+            self._count(lowered)
             self._programs[key] = program
             self._last = key
             self._record.add(
@@ -163,11 +163,24 @@ class CompiledGraph:
             )
             return program
 
+    def _count(self, lowered: Any) -> None:
+        """Ops are counted in the graph's first program; those that fall back for other sizes alone, where they do."""
+        new = {fallback: n for fallback, n in lowered.fallbacks.items() if fallback not in self._fallbacks}
+        self._fallbacks.update(new)
+        if not self._programs:
+            self._graph.ops.update(lowered.ops)
+        for fallback, n in new.items():
+            self._record.add_fallback(fallback, n)
+            if self._programs:
+                self._graph.ops[fallback.op, FELL_BACK] += n
+
     def _lower(self, client: pjrt.Client, specs: list[Any]) -> Any:
         from portable.kernels.choice import Choice
+        from portable.lowering import fallback
         from portable.lowering.program import lower_graph
 
-        choice = Choice.here(self._backend.label(), self._backend.path, self._record.kernels)
+        record = self._record
+        choice = Choice.here(self._backend.label(), self._backend.path, record.kernels)
         lowered = lower_graph(
             self._gm,
             specs,
@@ -175,8 +188,11 @@ class CompiledGraph:
             backend=str(self._backend),
             choice=choice,
             inference=self._kind == "inference",
+            fallback=record.fallback,
         )
         choice.note(self._graph)
+        if record.fallback == "warn":
+            fallback.warn(lowered.fallbacks, record.told)
         return lowered
 
     def _cause(self, key: tuple[int, ...]) -> str:

@@ -53,20 +53,20 @@ def call(
         raise Refused("it writes to its arguments, which are the program's buffers")
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise Refused("it draws from torch's generator, not from the program's seed")
-    CODE.register()
     operands: list[jax.Array] = []
     tokens: list[str] = []
     for i, argument in enumerate(op._schema.arguments):
         value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
         tokens.append(_token(value, operands, str(argument.type)))
     results = ctx.result if isinstance(ctx.result, (tuple, list)) else (ctx.result,)
-    if not all(isinstance(r, Spec) for r in results):
-        raise Refused("a result that is not a tensor")
-    types = [jax.ShapeDtypeStruct(r.shape, r.jax_dtype) for r in results]
+    types = [_type(r) for r in results]
+    CODE.register()
     called = (out or op)._schema
     rows = _rows(types) if apart else 0
     outputs = emit(ctx, called.name, called.overload_name, tokens, operands, types, out=out is not None, rows=rows)
-    return outputs[0] if isinstance(ctx.result, Spec) else tuple(outputs)
+    if isinstance(ctx.result, Spec):
+        return outputs[0]
+    return tuple(output if isinstance(r, Spec) else None for output, r in zip(outputs, results, strict=True))
 
 
 def emit(
@@ -96,6 +96,15 @@ def emit(
     return ctx.in_turn(call)
 
 
+def _type(result: Any) -> jax.ShapeDtypeStruct:
+    if result is None:  # what the op leaves undefined, e.g. a gradient that nobody asked for
+        return jax.ShapeDtypeStruct((0,), np.bool_)
+    if not isinstance(result, Spec):
+        raise Refused("a result that is not a tensor")
+    _code(result.dtype)
+    return jax.ShapeDtypeStruct(result.shape, result.jax_dtype)
+
+
 def _rows(results: Sequence[jax.ShapeDtypeStruct]) -> int:
     """How many rows at a time: about PIECE_BYTES of results, in pieces of equal length."""
     rows = results[0].shape[0] if results and results[0].shape else 0
@@ -106,8 +115,11 @@ def _rows(results: Sequence[jax.ShapeDtypeStruct]) -> int:
 
 def _token(value: Any, operands: list[jax.Array], kind: str) -> str:
     if isinstance(value, jax.Array):
+        _code(dtypes.to_torch(value.dtype))
         operands.append(value)
         return "t"
+    if kind in ("Tensor", "Optional[Tensor]") and value is not None:
+        raise Refused("a number where the aten handler needs a tensor")
     if value is None:
         return "n"
     if isinstance(value, bool):
@@ -132,8 +144,14 @@ def _integer_token(value: int, kind: str) -> str:
 
 
 def _list_token(value: Sequence[Any], operands: list[jax.Array], kind: str) -> str:
+    if kind == "List[Optional[Tensor]]" and all(v is None or isinstance(v, jax.Array) for v in value):
+        given = [v for v in value if v is not None]
+        for v in given:
+            _token(v, operands, "Tensor")
+        return f"o{''.join(str(int(v is not None)) for v in value)}"
     if all(isinstance(v, jax.Array) for v in value) and "Tensor" in kind:
-        operands.extend(value)
+        for v in value:
+            _token(v, operands, "Tensor")
         return f"l{len(value)}"
     if "float" in kind.lower():
         return f"F{len(value)}:{','.join(float(v).hex() for v in value)}"

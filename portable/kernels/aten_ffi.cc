@@ -1,9 +1,10 @@
 // One XLA FFI handler that calls any ATen overload on a program's own buffers.
 //
-// The operator is named by attributes: `op` ("aten::convolution"), `overload` ("" or e.g. "dim_IntList") and `arguments`, one
-// token for each schema argument: `t` the next operand, `l<n>` a list of the next n operands, `n` none, `b0`/`b1` a bool,
-// `i<value>` an int, `f<value>` a float (hexadecimal), `s<value>` a string of letters, `d<code>` a dtype, `I<n>:<v>,...` a list of ints, `B<n>:...` of
-// bools, `o<token>` where the schema says optional (the token itself).
+// The operator is named by attributes: `op` ("aten::convolution"), `overload` ("" or e.g. "dim_IntList") and `arguments`,
+// one token for each schema argument: `t` the next operand, `l<n>` a list of the next n operands, `o<bits>` a list of
+// optional tensors (1 the next operand, 0 none), `n` none, `b0`/`b1` a bool, `i<value>` an int, `f<value>` a float
+// (hexadecimal), `s<value>` a string of letters, `d<code>` a dtype, `I<n>:<v>,...` a list of ints, `F<n>:...` of floats,
+// `B<n>:...` of bools.
 //
 // The last operand and the last result are no arguments of the operator: they put the calls of a program in order.
 //
@@ -19,15 +20,12 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <cstdlib>
 #include <sstream>
 #include <string>
 #include <type_traits>
 #include <vector>
-
-#ifdef __SSE2__
-#include <xmmintrin.h>
-#endif
 
 #include "xla/ffi/api/ffi.h"
 
@@ -132,6 +130,11 @@ c10::IValue argument(const std::string& token, const Tensors& operands, size_t& 
       for (int64_t i = integer(body); i > 0; --i) tensors.push_back(tensor());
       return tensors;
     }
+    case 'o': {
+      c10::List<std::optional<at::Tensor>> tensors;
+      for (char given : body) tensors.push_back(given == '1' ? std::optional<at::Tensor>(tensor()) : std::nullopt);
+      return tensors;
+    }
     case 'n': return c10::IValue();
     case 'b': return body == "1";
     case 'i': return integer(body);
@@ -159,7 +162,7 @@ void copy_out(const c10::IValue& value, const Tensors& results, size_t& next, bo
     if (!result.is_contiguous() || result.is_conj() || result.is_neg() || result.data_ptr() != out.data_ptr())
       out.copy_(placed ? result.clone() : result);  // what was placed may be what the result is made of
   } else if (value.isTensorList()) {
-    for (const at::Tensor& item : value.toTensorVector()) copy_out(item, results, next);
+    for (const at::Tensor& item : value.toTensorVector()) copy_out(item, results, next, placed);
   } else {
     TORCH_CHECK(false, "the operator returns something other than tensors");
   }
@@ -201,16 +204,17 @@ void run(const c10::OperatorHandle& op, const std::string& arguments, const Tens
   delete own;
 }
 
-// XLA flushes subnormal numbers to zero on the threads that run its programs; torch does not.
-class WithSubnormals {
-#ifdef __SSE2__
+// XLA's threads flush subnormal numbers to zero; torch's kernels keep them.
+class DefaultArithmetic {
  public:
-  WithSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~0x8040u); }  // neither FTZ nor DAZ
-  ~WithSubnormals() { _mm_setcsr(before_); }
+  DefaultArithmetic() {
+    std::fegetenv(&own_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&own_); }
 
  private:
-  const unsigned before_;
-#endif
+  std::fenv_t own_;
 };
 
 Tensors narrowed(Tensors tensors, size_t count, int64_t start, int64_t length) {
@@ -225,7 +229,7 @@ ffi::Error call(ffi::RemainingArgs operand_buffers, ffi::RemainingRets result_bu
   };
   try {
     c10::InferenceMode no_autograd;
-    [[maybe_unused]] WithSubnormals as_torch;
+    DefaultArithmetic arithmetic;
     // a mode of the thread that runs the program (a first call is under AOTAutograd's) must not see the kernel
     c10::impl::ExcludeDispatchKeyGuard no_modes(
         c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PreDispatch}));

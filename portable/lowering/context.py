@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jax import lax
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from portable import dtypes
 
@@ -78,6 +79,12 @@ class Context:
             return True
         readers = self._node.users
         return any(r.target is not operator.getitem or (r.args[1] == index and r.users) for r in readers)
+
+    @property
+    def dense(self) -> bool:
+        """Whether all results are dense tensors in torch."""
+        results = pytree.tree_leaves(self._node.meta.get("val")) if self._node is not None else []
+        return all(r.layout is torch.strided for r in results if isinstance(r, Tensor))
 
     @property
     def precision(self) -> lax.Precision:

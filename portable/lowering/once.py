@@ -9,17 +9,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils import _pytree as pytree
 
-from portable import backends
+from portable import backends, config
 from portable.backends import pjrt
 from portable.backends.xla import Xla
 from portable.capture import trace
 from portable.errors import ConfigError, UnsupportedOp, UnsupportedOpError, UnsupportedOutputError
 from portable.lowering.context import Spec
+from portable.lowering.fallback import warn
 from portable.lowering.program import DATA_DEPENDENT, lower_graph
 
 
-def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> Any:
+def run(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], backend: str, fallback: str | None
+) -> Any:
     """See `portable.testing.lowered`."""
+    fallback = config.fallback_mode(fallback)
     leaves, tree = pytree.tree_flatten((args, kwargs))
     chosen = backends.get(backend)
     if not isinstance(chosen, Xla):
@@ -52,7 +56,9 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], b
         raise UnsupportedOpError([UnsupportedOp(str(failure), "torch cannot trace it")], backend=backend) from failure
     client = pjrt.client(chosen.platform)
     specs = [Spec(tuple(t.shape), t.dtype) for t in tensors]
-    low = lower_graph(gm, specs, platform=client.platform, backend=backend)
+    low = lower_graph(gm, specs, platform=client.platform, backend=backend, fallback=fallback)
+    if fallback == "warn":
+        warn(low.fallbacks, set())
     seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
     buffers = client.compile(low.module)([client.put(seed.to(torch.uint32)), *map(client.put, tensors)])
     values = low.assemble(client.take(buffers), tensors)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import re
 from collections import Counter
@@ -36,10 +37,12 @@ from torch.utils import _pytree as pytree
 
 from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
+from portable.explain import FELL_BACK, Fallback
 from portable.kernels.registry import op_name, own_arguments
 from portable.lowering import control_flow, registry
 from portable.lowering.context import Check, Context, Refused, Spec, Strides
 from portable.lowering.draws import Draw, generator_at
+from portable.lowering.fallback import torch_kernel
 
 if TYPE_CHECKING:
     from portable.kernels.choice import Choice
@@ -69,7 +72,9 @@ class Lowered:
         outputs: one entry for each output of the graph.
         random: whether the program reads the seed.
         checks: one for each array that the module returns after those of ``outputs``; see `assemble`.
-        ops: how many nodes of each overload ran as ("lowered" | "decomposed").
+        ops: how many nodes of each overload ran as ("lowered" | "decomposed" | "aten fallback"); an op that fell back
+            inside a decomposition counts too.
+        fallbacks: how many nodes fell back, by op, reason and line.
     """
 
     module: bytes
@@ -77,6 +82,7 @@ class Lowered:
     random: bool
     checks: tuple[Callable[[torch.Tensor], None], ...]
     ops: dict[tuple[str, str], int]
+    fallbacks: dict[Fallback, int]
     text: Callable[[], str]
 
     def assemble(self, results: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
@@ -103,18 +109,20 @@ def lower_graph(
     backend: str,
     choice: Choice | None = None,
     inference: bool = False,
+    fallback: str = "error",
 ) -> Lowered:
     """Lower ``gm`` for arguments of these types; numbers are constants of the program.
 
     Args:
         choice: says for each op that has kernels which one runs; without it none does.
         inference: no backward pass runs a branch or a loop's body a second time, so that they may draw random numbers.
+        fallback: a mode of PORTABLE_FALLBACK; whoever calls this says what `Lowered.fallbacks` holds.
 
     Raises:
-        UnsupportedOpError: names every op that has no exact lowering.
+        UnsupportedOpError: names every op that has no exact lowering, and does not fall back.
         LoweringError: a rule is wrong.
     """
-    program = Program(backend, choice, inference=inference)
+    program = Program(backend, choice, inference=inference, fallback_on=None if fallback == "error" else platform)
     outputs: list[Output] = []
     returned = _returned_arguments(gm)
 
@@ -145,7 +153,9 @@ def lower_graph(
         lowered = jax.jit(traced, keep_unused=True).trace(seed, *types).lower(lowering_platforms=(platform,))
         module = _bytecode(lowered)
     checks = tuple(check.check for check in program.checks)
-    return Lowered(module, tuple(outputs), program.uses > 0, checks, dict(program.ops), lowered.as_text)
+    ops = program.ops + Counter((f.op, FELL_BACK) for f in program.fell_back)
+    fallbacks = Counter(program.fell_back)
+    return Lowered(module, tuple(outputs), program.uses > 0, checks, dict(ops), dict(fallbacks), lowered.as_text)
 
 
 def _returned_arguments(gm: fx.GraphModule) -> dict[int, int]:
@@ -163,12 +173,26 @@ def _bytecode(lowered: Any) -> bytes:
 
 
 class Program:
-    """The state of one lowering: the random seed and its uses, what was refused, what was counted."""
+    """The state of one lowering: the random seed and its uses, what was refused, what was counted.
 
-    def __init__(self, backend: str, choice: Choice | None = None, *, inference: bool = False) -> None:
+    Args:
+        inference: no backward pass runs a branch or a loop's body a second time.
+        fallback_on: the platform on which refused ops fall back; None where they do not.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        choice: Choice | None = None,
+        *,
+        inference: bool = False,
+        fallback_on: str | None = None,
+    ) -> None:
         self.backend = backend
         self.choice = choice
         self.inference = inference
+        self.fallback_on = fallback_on
+        self.unbuilt = ""  # why the native code of a fallback cannot be built, once that was tried
         self.precision = PRECISION[torch.get_float32_matmul_precision()]
         self.seed: Any = None  # set when tracing begins
         self.turn: jax.Array | None = None  # see Context.in_turn
@@ -177,6 +201,7 @@ class Program:
         self.states: dict[Draw, bytes] = {}
         self.refused: dict[UnsupportedOp, None] = {}
         self.ops: Counter[tuple[str, str]] = Counter()
+        self.fell_back: list[Fallback] = []
         self.checks: list[Check] = []
         self._where = ""
         self._depth = 0
@@ -286,7 +311,7 @@ class Program:
         if op is with_effects:  # (token, op, *arguments of op); the order of effects is the order of the graph
             inner = args[1]
             result = pytree.tree_map(functools.partial(_spec, symbols), val[1] if len(val) == 2 else val[1:])
-            value = self.call(inner, args[2:], kwargs, result)
+            value = self.call(inner, args[2:], kwargs, result, effect=True)
             return (args[0], *value) if isinstance(value, tuple) else (args[0], value)
         if isinstance(op, HigherOrderOperator):
             return self._higher_order(op, args, kwargs, val, symbols)
@@ -327,32 +352,40 @@ class Program:
         result: Any,
         strides: tuple = (),
         node: fx.Node | None = None,
+        *,
+        effect: bool = False,
     ) -> Any:
-        """Apply ``op`` to JAX values: by its rule, else by torch's decomposition."""
+        """Apply ``op`` to JAX values: by its rule, else by torch's decomposition, else by torch's own kernel."""
         rule = registry.rule_for(op)
         chosen, name = None, op_name(op)
         if self.choice is not None and name in self.choice.ops:
             if op.namespace == "portable":
                 args, kwargs = own_arguments(op, args, kwargs), {}
             chosen = self.choice.kernel(name, args, kwargs)
-        if self._depth == 0:
-            how = f"kernel {chosen.provider}" if chosen else "lowered" if rule else "decomposed"
-            self.ops[name, how] += 1
+        context = Context(self, op, result, strides, node)
+        how = f"kernel {chosen.provider}" if chosen else "lowered" if rule else "decomposed"
+        before = self._noted()
         try:
             if chosen is not None:
-                context = (Context(self, op, result, strides, node),) if chosen.takes_context else ()
-                value = chosen.implementation(*context, *args, **kwargs)
+                value = chosen.implementation(*((context,) if chosen.takes_context else ()), *args, **kwargs)
             elif rule is not None:
-                value = rule.apply(Context(self, op, result, strides, node), *args, **kwargs)
+                value = rule.apply(context, *args, **kwargs)
             else:
                 function = registry.decomposition(op)
                 if function is None:
                     raise Refused("no lowering and no decomposition")
                 value = self.trace_and_run(function, args, kwargs)
-        except Refused as refusal:
-            return self._refuse(str(op), str(refusal), result)
-        except UnsupportedDtypeError as refusal:
-            return self._refuse(str(op), refusal.message, result)
+        except (Refused, UnsupportedDtypeError) as refusal:
+            reason = refusal.message if isinstance(refusal, UnsupportedDtypeError) else str(refusal)
+            if chosen is not None or self.fallback_on is None:
+                return self._refuse(str(op), reason, result)
+            self._forget_since(before)
+            try:
+                value = torch_kernel(context, self.fallback_on, args, kwargs, effect=effect)
+            except Refused as second:
+                return self._refuse(str(op), f"{reason}; and it cannot fall back: {second}", result)
+            self.fell_back.append(Fallback(name, reason, self._where))
+            return self._checked(op, value, result)
         except PortableError:
             raise
         except Exception as failure:
@@ -362,7 +395,18 @@ class Program:
             raise LoweringError(
                 str(op), f"failed for ({described}): {type(failure).__name__}: {failure}", where=self._where
             ) from failure
+        if self._depth == 0:
+            self.ops[name, how] += 1
         return self._checked(op, value, result)
+
+    def _noted(self) -> tuple[int, int, int, jax.Array | None]:
+        return len(self.refused), len(self.checks), len(self.fell_back), self.turn
+
+    def _forget_since(self, before: tuple[int, int, int, jax.Array | None]) -> None:
+        """Forget what an op left behind on its way to a refusal: another way is tried."""
+        refused, checks, fell_back, self.turn = before
+        self.refused = dict(itertools.islice(self.refused.items(), refused))
+        del self.checks[checks:], self.fell_back[fell_back:]
 
     def _refuse(self, op: str, reason: str, result: Any) -> Any:
         """Note the refusal and go on with zeros, to find the others."""

@@ -1,0 +1,88 @@
+"""Fallback: an op that has no exact lowering runs as torch's own kernel, inside the same program.
+
+It does so on a host, whose memory XLA and torch share, and only where the kernel gives what eager gives: nothing else
+is written to, nothing is drawn, and the result's shape is known. It is never silent: `Lowered.fallbacks` says which ops
+fell back, why, and at which line.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from portable.errors import BackendUnavailableError, UnsupportedDtypeError
+from portable.explain import Fallback
+from portable.kernels import aten
+from portable.lowering.context import Context, Refused
+from portable.lowering.registry import TracedScalar
+
+# XLA platform: the dispatch key of the kernels that its programs can call; another needs a build of the FFI handler
+HOSTS = {"cpu": "CPU"}
+
+# what a schema does not say
+UNFIT = {
+    **dict.fromkeys(
+        ("_reshape_alias", "as_strided", "as_strided_copy", "as_strided_scatter", "resize", "resize_as", "set"),
+        "it goes by its argument's storage, which a program does not have",
+    ),
+    **dict.fromkeys(
+        ("_batch_norm_impl_index", "batch_norm", "batch_norm_update_stats", "instance_norm", "native_batch_norm"),
+        "it writes to the running statistics",
+    ),
+    **dict.fromkeys(
+        ("multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss_forward"),
+        "torch's kernel gives another shape than its shape propagation",
+    ),
+}
+
+
+def torch_kernel(
+    ctx: Context, platform: str, args: Sequence[Any], kwargs: dict[str, Any], *, effect: bool = False
+) -> Any:
+    """The op of ``ctx`` on JAX values, by torch's own kernel on ``platform``.
+
+    Args:
+        effect: whether the op does something beside giving its results.
+
+    Raises:
+        Refused: why it cannot run so.
+    """
+    op, key = ctx.op, HOSTS.get(platform)
+    if key is None:
+        raise Refused(f"torch's kernels cannot be called inside a program on {platform}")
+    if op.namespace in ("aten", "prims") and (reason := UNFIT.get(op._schema.name.partition("::")[2])):
+        raise Refused(reason)
+    if not ctx.dense:
+        raise Refused("its result is not a dense tensor")
+    if effect or not op._schema.returns:
+        raise Refused("it is called for its effect, which no program orders or keeps")
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):
+        raise Refused(f"torch has no {key} kernel of it")
+    if any(isinstance(leaf, TracedScalar) for leaf in pytree.tree_leaves((list(args), kwargs))):
+        raise Refused("a number that is known only at run time")
+    if ctx.program.unbuilt:
+        raise Refused(ctx.program.unbuilt)
+    try:
+        return aten.call(ctx, op, args, kwargs)
+    except UnsupportedDtypeError as failure:
+        raise Refused(failure.message) from failure
+    except BackendUnavailableError as failure:
+        ctx.program.unbuilt = failure.message  # a second attempt would take as long
+        raise Refused(failure.message) from failure
+
+
+def warn(fallbacks: Iterable[Fallback], told: set[str]) -> None:
+    """Warn once for each op that fell back, by its first line; ``told`` keeps the ops."""
+    for fallback in fallbacks:
+        if fallback.op not in told:
+            told.add(fallback.op)
+            place = f" ({fallback.where})" if fallback.where else ""
+            warnings.warn(
+                f"{fallback.op}{place} runs as torch's own kernel inside the program: {fallback.reason} "
+                "(PORTABLE_FALLBACK=allow runs it without this warning, error refuses it; pt.explain lists it)",
+                stacklevel=2,
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,11 @@ from portable.backends.xla import Xla
 from portable.capture import trace
 from portable.errors import ConfigError, UnsupportedOp, UnsupportedOpError, UnsupportedOutputError
 from portable.lowering.context import Spec
+from portable.lowering.draws import generator_at, generator_state
 from portable.lowering.program import DATA_DEPENDENT, lower_graph
+from portable.lowering.specialise import Number, Specialisation
+
+ATTEMPTS = 5  # a program's own numbers, where they round otherwise than eager's, are what it is specialised on next
 
 
 def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> Any:
@@ -41,21 +45,27 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], b
         outputs, structure = pytree.tree_flatten(fn(*call_args, **call_kwargs))
         return outputs
 
-    mutated: list[int] = []
-    try:
-        gm = trace(flat, fakes, mutated=mutated)
-    except DATA_DEPENDENT as failure:
-        op = str(getattr(failure, "func", None) or "this program")
-        reason = "its result's shape or a branch depends on the data"
-        raise UnsupportedOpError([UnsupportedOp(op, reason)], backend=backend) from failure
-    except UnsupportedOperatorException as failure:
-        raise UnsupportedOpError([UnsupportedOp(str(failure), "torch cannot trace it")], backend=backend) from failure
     client = pjrt.client(chosen.platform)
     specs = [Spec(tuple(t.shape), t.dtype) for t in tensors]
-    low = lower_graph(gm, specs, platform=client.platform, backend=backend)
-    seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
-    buffers = client.compile(low.module)([client.put(seed.to(torch.uint32)), *map(client.put, tensors)])
-    values = low.assemble(client.take(buffers), tensors)
+    start = generator_state()
+    known: list[Number] = []
+    for _ in range(ATTEMPTS):
+        mutated: list[int] = []
+        data = Specialisation(tensors, known, backend)
+        gm = _traced(flat, fakes, mutated, data, backend)
+        low = lower_graph(gm, specs, platform=client.platform, backend=backend)
+        seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
+        buffers = client.compile(low.module)([client.put(seed.to(torch.uint32)), *map(client.put, tensors)])
+        results = client.take(buffers)
+        values = low.values(results, tensors)
+        computed = values[len(values) - len(data.reads) :]
+        if data.agrees(computed):
+            break
+        known = data.corrected(computed)
+        torch.default_generator.set_state(generator_at(start).get_state())
+    else:
+        raise data.disagreement(computed)
+    values = low.assemble(results, tensors)[: len(values) - len(data.reads)]
     for i, value in zip(mutated, values[len(values) - len(mutated) :], strict=True):
         with torch.no_grad():
             leaves[where[i]].copy_(value)
@@ -66,3 +76,20 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], b
                 f"the function returns a {type(value).__name__}", remedy="return tensors, numbers, strings or None"
             )
     return pytree.tree_unflatten(values, structure)
+
+
+def _traced(
+    flat: Callable[..., list[Any]],
+    fakes: Sequence[torch.Tensor],
+    mutated: list[int],
+    data: Specialisation,
+    backend: str,
+) -> torch.fx.GraphModule:
+    try:
+        return trace(flat, fakes, mutated=mutated, data=data)
+    except DATA_DEPENDENT as failure:
+        op = str(getattr(failure, "func", None) or "this program")
+        reason = "its result's shape or a branch depends on the data"
+        raise UnsupportedOpError([UnsupportedOp(op, reason)], backend=backend) from failure
+    except UnsupportedOperatorException as failure:
+        raise UnsupportedOpError([UnsupportedOp(str(failure), "torch cannot trace it")], backend=backend) from failure

@@ -90,8 +90,8 @@ class _Functional(FunctionalTensorMode):
         if func is RANDOM_FROM:  # torch.fx cannot print the name of its functional form: `from` is a keyword
             with self:
                 return _random_from(*args, **(kwargs or {}))
-        rewrite = self._data.rewrite(func, args) if self._data else None
-        if self._data and rewrite and FunctionalTensor in types:
+        rewrite = self._data.rewrite(func, args, kwargs or {}) if self._data else None
+        if self._data and rewrite:
             with self:
                 return self._data.apply(rewrite, func, args, kwargs or {})
         proxies = get_proxy_mode() if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from portable.lowering.sorting import SMALL_SORT
 from portable.lowering.specialise import Number, Specialisation
 
 aten = torch.ops.aten
@@ -37,6 +38,13 @@ def local_scalar_dense(data: Specialisation, x: Tensor) -> Number:
 @rewrites(aten.equal.default)
 def equal(data: Specialisation, x: Tensor, other: Tensor) -> bool:
     return x.shape == other.shape and bool(data.number(torch.eq(x, other).all()))
+
+
+@rewrites(aten.allclose.default)
+def allclose(
+    data: Specialisation, x: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    return bool(data.number(torch.isclose(x, other, rtol, atol, equal_nan).all()))
 
 
 @rewrites(aten.nonzero.default)
@@ -66,10 +74,8 @@ def bincount(data: Specialisation, x: Tensor, weights: Tensor | None = None, min
 
 
 @rewrites(aten.repeat_interleave.Tensor)
-def repeat_interleave(data: Specialisation, repeats: Tensor, *, output_size: int | None = None) -> Tensor:
-    if output_size is None:
-        output_size = data.size(repeats.sum())
-    return aten.repeat_interleave.Tensor(repeats, output_size=output_size)
+def repeat_interleave(data: Specialisation, repeats: Tensor, *, output_size: None = None) -> Tensor:
+    return aten.repeat_interleave.Tensor(repeats, output_size=data.size(repeats.sum()))
 
 
 def _differs(values: Tensor) -> Tensor:
@@ -87,7 +93,12 @@ def _runs(data: Specialisation, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def _sorted_runs(data: Specialisation, x: Tensor, inverse: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """As `_runs`, of the elements of ``x`` (1-d) in ascending order: positions in ``x``."""
-    if x.dtype in (torch.bfloat16, torch.float16) and inverse and data.size((x != x).sum()) > 1:
+    if (
+        x.dtype in (torch.bfloat16, torch.float16)
+        and inverse
+        and x.numel() > SMALL_SORT
+        and data.size((x != x).sum()) > 1
+    ):
         data.refuse("torch leaves open which NaN of half precision comes first")
     values, order = torch.sort(x, stable=True)
     first, run, counts = _runs(data, _differs(values))

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from portable.errors import SpecialisationError, UnsupportedOp, UnsupportedOpError
+from portable.lowering import registry
 
 Number = int | float | complex | bool
 
@@ -43,28 +44,36 @@ class Specialisation:
 
     def __init__(self, args: Sequence[torch.Tensor], known: Sequence[Number], backend: str) -> None:
         """``known`` are values of the first reads: what a program has computed for them."""
+        registry.load()
         self.reads: list[Read] = []
         self.tensors: list[torch.Tensor] = []
         self._args, self._known, self._backend = args, known, backend
         self._values: dict[fx.Node, Any] = {}
         self._op: Any = None
+        self._root: Any = None  # holds the constants of the trace
 
-    def rewrite(self, op: OpOverload, args: Sequence[Any]) -> Callable[..., Any] | None:
+    def rewrite(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
         """What stands for ``op``, called with this and the op's arguments; None for an op that reads no data."""
         from portable.lowering.data_dependent import MASKED, REWRITES, selects_by_mask
 
         if op in MASKED and selects_by_mask(op, args[1]):
             return MASKED[op]
+        if op is torch.ops.aten.repeat_interleave.Tensor and kwargs.get("output_size") is not None:
+            return None
         return REWRITES.get(op)
 
     def number(self, x: torch.Tensor) -> Number:
-        """The value of a traced 0-d tensor."""
+        """The value of a 0-d tensor; if it is traced, it is checked after the run."""
         x = _unwrapped(x)
         from portable.lowering.program import location
 
+        node = _node(x)
+        if node is None:
+            with _disable_current_modes():
+                return _number(x)
         value = self._known[len(self.reads)] if len(self.reads) < len(self._known) else self.real(x).item()
         self.tensors.append(x)
-        self.reads.append(Read(self._op, location(_node(x)), value))
+        self.reads.append(Read(self._op, location(node), value))
         return value
 
     def size(self, x: torch.Tensor) -> int:
@@ -104,6 +113,8 @@ class Specialisation:
         node = _node(x)
         if node is None:
             return x
+        mode: Any = get_proxy_mode()
+        self._root = mode.tracer.root
         with _disable_current_modes(), no_python_dispatcher(), torch.no_grad():
             value: torch.Tensor = self._evaluated(node)
         return value
@@ -139,7 +150,7 @@ class Specialisation:
         kwargs: Any = fx.node.map_arg(node.kwargs, self._values.__getitem__)
         op: Any = node.target
         if node.op == "get_attr":
-            return operator.attrgetter(op)(node.graph.owning_module or _tracer_root())
+            return operator.attrgetter(op)(self._root)
         if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()):
             self.refuse(f"its result's shape or a branch depends on random numbers, those of {op}")
         if not isinstance(op, OpOverload) and op is not operator.getitem:
@@ -153,18 +164,17 @@ def _number(computed: Any) -> Number:
 
 
 def _unwrapped(x: torch.Tensor) -> torch.Tensor:
-    if not isinstance(x, FunctionalTensor):
+    if isinstance(x, FunctionalTensor):
+        x = x.elem
+    if not torch._is_functional_tensor(x):
         return x
     torch._sync(x)
-    return torch._from_functional_tensor(x.elem)
+    return torch._from_functional_tensor(x)
 
 
 def _node(x: torch.Tensor) -> Any:
     mode: Any = get_proxy_mode()
+    if mode is None:
+        return None
     slot: Any = get_proxy_slot(x, mode.tracer, None)
     return None if slot is None else slot.proxy.node
-
-
-def _tracer_root() -> Any:
-    mode: Any = get_proxy_mode()
-    return mode.tracer.root

@@ -68,10 +68,10 @@ class Specialisation:
         from portable.lowering.program import location
 
         node = _node(x)
+        known = self._known[len(self.reads) :] if node is not None else ()
+        value = known[0] if known else self._evaluated_number(x)
         if node is None:
-            with _disable_current_modes():
-                return _number(x)
-        value = self._known[len(self.reads)] if len(self.reads) < len(self._known) else self.real(x).item()
+            return value
         self.tensors.append(x)
         self.reads.append(Read(self._op, location(node), value))
         return value
@@ -130,6 +130,11 @@ class Specialisation:
             return rewrite(self, *args, **kwargs)
         finally:
             self._op = outer
+
+    def _evaluated_number(self, x: torch.Tensor) -> Number:
+        value = self.real(x)
+        with _disable_current_modes():
+            return _number(value)
 
     def _evaluated(self, wanted: fx.Node) -> Any:
         pending, needed = [wanted], set()

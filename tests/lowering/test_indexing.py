@@ -153,11 +153,6 @@ def test_static_selections(agrees):
     agrees(functions, x)
 
 
-def test_a_mask_whose_count_depends_on_the_data_is_refused():
-    with pytest.raises(UnsupportedOpError, match="depends on the data"):
-        lowered(lambda x, m: x[m], X, MASK)
-
-
 def test_an_index_into_an_empty_dimension_is_refused():
     with pytest.raises((UnsupportedOpError, IndexError)):
         lowered(lambda x, i: x[i], X[:0], ROWS)

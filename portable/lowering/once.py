@@ -19,7 +19,7 @@ from portable.lowering.draws import generator_at, generator_state
 from portable.lowering.program import DATA_DEPENDENT, lower_graph
 from portable.lowering.specialise import Number, Specialisation
 
-ATTEMPTS = 5  # a program's own numbers, where they round otherwise than eager's, are what it is specialised on next
+ATTEMPTS = 5  # the next is specialised on the floats that the program has computed, if they are rounded otherwise
 
 
 def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], backend: str) -> Any:
@@ -48,7 +48,7 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], b
     client = pjrt.client(chosen.platform)
     specs = [Spec(tuple(t.shape), t.dtype) for t in tensors]
     start = generator_state()
-    known: list[Number] = []
+    known: dict[int, Number] = {}
     for _ in range(ATTEMPTS):
         mutated: list[int] = []
         data = Specialisation(tensors, known, backend)
@@ -61,7 +61,7 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], b
         computed = values[len(values) - len(data.reads) :]
         if data.agrees(computed):
             break
-        known = data.corrected(computed)
+        known = data.rounded(computed)
         torch.default_generator.set_state(generator_at(start).get_state())
     else:
         raise data.disagreement(computed)

@@ -2,13 +2,14 @@
 
 Where tracing needs a number (``item``, a branch, the size of a result), it is found by running eagerly what the trace
 holds so far of the number's ancestors. The graph returns the number too, so that after the run it is compared with what
-it was specialised on: the program itself has computed it.
+it was specialised on: the program itself has computed it. XLA rounds a float otherwise now and then: the trace is then
+repeated with the program's, until the two are the same.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -42,8 +43,8 @@ class Specialisation:
         tensors: the traced tensor of each read (0-d), for the graph to return.
     """
 
-    def __init__(self, args: Sequence[torch.Tensor], known: Sequence[Number], backend: str) -> None:
-        """``known`` are values of the first reads: what a program has computed for them."""
+    def __init__(self, args: Sequence[torch.Tensor], known: Mapping[int, Number], backend: str) -> None:
+        """``known`` are floats that a program has computed, by the number of the read."""
         registry.load()
         self.reads: list[Read] = []
         self.tensors: list[torch.Tensor] = []
@@ -68,10 +69,10 @@ class Specialisation:
         from portable.lowering.program import location
 
         node = _node(x)
-        known = self._known[len(self.reads) :] if node is not None else ()
-        value = known[0] if known else self._evaluated_number(x)
         if node is None:
-            return value
+            return self._evaluated_number(x)
+        known = self._known.get(len(self.reads)) if x.is_floating_point() or x.is_complex() else None
+        value = self._evaluated_number(x) if known is None else known
         self.tensors.append(x)
         self.reads.append(Read(self._op, location(node), value))
         return value
@@ -81,22 +82,32 @@ class Specialisation:
         return int(self.number(x).real)
 
     def agrees(self, computed: Sequence[Any]) -> bool:
-        """Whether a program has computed for the reads what it was specialised on."""
-        return not self._differing(computed)
+        """Whether a program has computed for the reads what it was specialised on.
 
-    def corrected(self, computed: Sequence[Any]) -> list[Number]:
-        """What to specialise on next: the program's numbers up to the first that differs, since it may decide which
-        come after it; all of them where floats differ alone."""
+        Raises:
+            SpecialisationError: another size or truth value; only a float may round otherwise.
+        """
         differing = self._differing(computed)
-        rounded = all(isinstance(self.reads[i].value, (float, complex)) for i in differing)
-        return [_number(c) for c in (computed if rounded else computed[: differing[0] + 1])]
+        for i in differing:
+            if not isinstance(self.reads[i].value, (float, complex)):
+                raise self._disagreement(i, computed[i])
+        return not differing
+
+    def rounded(self, computed: Sequence[Any]) -> dict[int, Number]:
+        """The floats that a program has computed, by the number of the read: what to specialise on next."""
+        numbers = enumerate(map(_number, computed))
+        return {i: number for i, number in numbers if isinstance(number, (float, complex))}
 
     def disagreement(self, computed: Sequence[Any]) -> SpecialisationError:
+        """The error for what a program has computed otherwise than it was specialised on."""
         i = self._differing(computed)[0]
+        return self._disagreement(i, computed[i])
+
+    def _disagreement(self, i: int, computed: Any) -> SpecialisationError:
         op, where, value = self.reads[i]
         return SpecialisationError(
             f"{op}{f' ({where})' if where else ''}: the program was specialised on {value}, and computes "
-            f"{_number(computed[i])}",
+            f"{_number(computed)}",
             remedy="the number lies where rounding decides: make the branch or the size independent of it",
         )
 

@@ -237,21 +237,18 @@ def test_a_number_is_the_programs_own_where_eager_rounds_otherwise():
     assert number == total.item() == used.item()
 
 
-@pytest.fixture
-def eager_says_two(monkeypatch):
-    """Whatever the trace reads, it is 2 by eager."""
-    monkeypatch.setattr(specialise.Specialisation, "_evaluated_number", lambda self, x: 2)
+@pytest.mark.parametrize(("wrong", "function"), [(2, lambda x: x[x > 0]), (True, lambda x: x if x.sum() > 9 else -x)])
+def test_another_size_or_branch_than_the_program_computes_raises_by_name(monkeypatch, wrong, function):
+    monkeypatch.setattr(specialise.Specialisation, "_evaluated_number", lambda self, x: wrong)
+    with pytest.raises(SpecialisationError, match=rf"aten\.\w+\.\w+.* specialised on {wrong}, and computes (3|False)"):
+        lowered(function, X)
 
 
-def test_a_size_that_the_program_contradicts_is_specialised_again(eager_says_two):
-    assert lowered(lambda x: x[x > 0], X).tolist() == [0.5, 2, 3]
-    assert lowered(lambda x: (x[x > 0], torch.unique(x > 0)), X)[1].tolist() == [False, True]
-
-
-def test_a_size_that_never_agrees_raises_by_name(eager_says_two, monkeypatch):
-    monkeypatch.setattr(specialise.Specialisation, "corrected", lambda self, computed: [2])
-    with pytest.raises(SpecialisationError, match=r"aten.index.Tensor.*specialised on 2, and computes 3"):
-        lowered(lambda x: x[x > 0], X)
+def test_a_number_that_the_program_never_agrees_with_raises_by_name(monkeypatch):
+    monkeypatch.setattr(specialise.Specialisation, "rounded", lambda self, computed: {0: 2.0})
+    monkeypatch.setattr(specialise.Specialisation, "_evaluated_number", lambda self, x: 2.0)
+    with pytest.raises(SpecialisationError, match=r"_local_scalar_dense.*specialised on 2.0, and computes 4.25"):
+        lowered(lambda x: x.sum().item(), X)
 
 
 def test_arguments_and_the_generator_are_as_after_one_call():

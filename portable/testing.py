@@ -15,8 +15,8 @@ def lowered(fn: Callable[..., Any], *args: Any, backend: str = "xla", fallback: 
 
     The call is captured at ATen level (functionalised; ``torch.autograd.grad`` inside ``fn`` works), lowered, compiled
     and run; arguments that ``fn`` writes to are written to. Where ``fn`` needs a number that depends on data (``item``,
-    a branch, the size of a result), the program is specialised on this call's; it computes the number itself too, and the
-    two are compared after the run.
+    a branch, the size of a result), the program is specialised on this call's; it computes the number itself too, and
+    the two are compared after the run.
 
     Args:
         fn: a function of tensors and constants.

@@ -99,6 +99,13 @@ def test_rows_with_nan_are_equal_to_none_and_have_no_order():
         lowered(lambda x: torch.unique(x, dim=0), rows)
 
 
+def test_many_nan_have_no_order_that_an_inverse_could_tell():
+    x = torch.tensor([nan, 1.0, nan, 2.0] * 5)
+    agrees(lambda x: torch.unique(x, return_counts=True), x)
+    with pytest.raises(UnsupportedOpError, match="aten._unique2.default.*NaN"):
+        lowered(lambda x: torch.unique(x, return_inverse=True), x)
+
+
 def test_bincount():
     agrees(
         lambda x, w: (

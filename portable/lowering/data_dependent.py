@@ -93,13 +93,8 @@ def _runs(data: Specialisation, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def _sorted_runs(data: Specialisation, x: Tensor, inverse: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """As `_runs`, of the elements of ``x`` (1-d) in ascending order: positions in ``x``."""
-    if (
-        x.dtype in (torch.bfloat16, torch.float16)
-        and inverse
-        and x.numel() > SMALL_SORT
-        and data.size((x != x).sum()) > 1
-    ):
-        data.refuse("torch leaves open which NaN of half precision comes first")
+    if inverse and x.is_floating_point() and x.numel() > SMALL_SORT and data.size((x != x).sum()) > 1:
+        data.refuse("torch leaves open which NaN comes first, and its choice cannot be reproduced")
     values, order = torch.sort(x, stable=True)
     first, run, counts = _runs(data, _differs(values))
     return order.index_select(0, first), torch.zeros_like(run).scatter(0, order, run), counts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -18,6 +18,9 @@ from portable.errors import UnsupportedOp, UnsupportedOpError
 from portable.lowering.draws import Draws, generator_state
 from portable.lowering.kept_whole import kept_whole
 
+if TYPE_CHECKING:
+    from portable.lowering.specialise import Specialisation
+
 
 def trace_decomposition(function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor]) -> fx.GraphModule:
     """Trace a decomposition, which is functional as a rule; it is functionalised where it is not."""
@@ -29,21 +32,27 @@ def trace_decomposition(function: Callable[..., Sequence[Any]], args: Sequence[t
 
 
 def trace(
-    function: Callable[..., Sequence[Any]], args: Sequence[torch.Tensor], *, mutated: list[int] | None = None
+    function: Callable[..., Sequence[Any]],
+    args: Sequence[torch.Tensor],
+    *,
+    mutated: list[int] | None = None,
+    data: Specialisation | None = None,
 ) -> fx.GraphModule:
     """Trace ``function(*args)`` at ATen level, functionalised: no op of the result writes to a tensor.
 
     ``function`` may call autograd inside; it returns a flat sequence. The graph returns the same, followed by the new
-    values of the arguments that ``function`` wrote to, whose positions are appended to ``mutated``.
+    values of the arguments that ``function`` wrote to, whose positions are appended to ``mutated``, and by the numbers
+    of ``data.reads``.
 
     Args:
         args: fake tensors of one mode.
+        data: what the trace may depend on; without it what depends on data raises.
     """
 
     draws = Draws()
 
     def functional(*inputs: torch.Tensor) -> list[Any]:
-        mode = _Functional(draws)
+        mode = _Functional(draws, data)
         mode._tokens[EffectType.ORDERED] = torch.empty(
             0
         )  # orders what may raise; the interpreter keeps the graph's order
@@ -59,7 +68,7 @@ def trace(
                 if mutated is not None and torch._functionalize_has_data_mutation(w.elem):  # type: ignore[attr-defined]
                     mutated.append(i)
                     outputs.append(_unwrapped(w))
-            return outputs
+            return [*outputs, *(data.tensors if data else ())]
 
     detached = [a.detach() for a in args]
     try:
@@ -70,13 +79,14 @@ def trace(
 
 
 class _Functional(FunctionalTensorMode):
-    """Functionalisation that notes on each random node which draw it is."""
+    """Functionalisation that notes on each random node which draw it is, and specialises on data where it may."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, draws: Draws) -> None:
+    def __init__(self, draws: Draws, data: Specialisation | None = None) -> None:
         super().__init__()
         self._draws = draws
+        self._data = data
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):  # the errors that ops in its subgraphs may raise would be lost
@@ -85,6 +95,10 @@ class _Functional(FunctionalTensorMode):
         if func is RANDOM_FROM:  # torch.fx cannot print the name of its functional form: `from` is a keyword
             with self:
                 return _random_from(*args, **(kwargs or {}))
+        rewrite = self._data.rewrite(func, args, kwargs or {}) if self._data else None
+        if self._data and rewrite:
+            with self:
+                return self._data.apply(rewrite, func, args, kwargs or {})
         proxies = get_proxy_mode() if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) else None
         if proxies is None:
             return super().__torch_dispatch__(func, types, args, kwargs)

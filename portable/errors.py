@@ -81,6 +81,10 @@ class UnsupportedOpError(PortableError, NotImplementedError):
         )
 
 
+class SpecialisationError(PortableError):
+    """A program was specialised on a number, such as the size of a result, and computes another one when it runs."""
+
+
 class LoweringError(PortableError):
     """An internal error: a lowering gave another dtype or shape than torch does, or failed. Please report it."""
 

@@ -16,7 +16,9 @@ def lowered(
     """Call ``fn`` once, lowered as ONE StableHLO program.
 
     The call is captured at ATen level (functionalised; ``torch.autograd.grad`` inside ``fn`` works), lowered, compiled
-    and run; arguments that ``fn`` writes to are written to.
+    and run; arguments that ``fn`` writes to are written to. Where ``fn`` needs a number that depends on data (``item``,
+    a branch, the size of a result), the program is specialised on this call's; it computes the number itself too, and
+    the two are compared after the run.
 
     Args:
         fn: a function of tensors and constants.
@@ -27,7 +29,9 @@ def lowered(
         What ``fn`` returns, with dense CPU tensors.
 
     Raises:
-        UnsupportedOpError: names every op without an exact lowering at once, unless it falls back.
+        UnsupportedOpError: names every op without an exact lowering at once, unless it falls back, or one whose size
+            depends on random numbers.
+        SpecialisationError: the program computes another size or branch than eager, where rounding decides.
         UnsupportedInputError: a sparse, nested, meta or non-CPU argument.
         UnsupportedOutputError: ``fn`` returns something other than tensors, numbers, strings and None.
     """

@@ -5,13 +5,15 @@ What the kernel refuses is asserted instead. `kept_whole` puts these in the kern
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 aten = torch.ops.aten
 
@@ -52,12 +54,10 @@ def lstsq(
     """The solution of least norm among those of least squares.
 
     Singular values up to ``rcond`` times the largest count as zero. The drivers gelss and gelsd return residuals only
-    where every matrix has full rank: a shape that depends on data.
+    where every matrix has full rank: a shape that depends on data, which only a specialised trace may read.
     """
     driver = driver or "gelsy"
     m, n = self.shape[-2:]
-    if driver in ("gelss", "gelsd") and m > n:
-        raise DynamicOutputShapeException(aten.linalg_lstsq.default)
     is_vector = b.ndim == 1 or (self.ndim - 1 == b.ndim and b.shape == self.shape[:-1])
     right = b.unsqueeze(-1) if is_vector else b
     tolerance = max(m, n) * torch.finfo(self.dtype).eps if rcond is None else rcond
@@ -65,7 +65,8 @@ def lstsq(
     values = torch.linalg.svdvals(self.detach())
     absent = values.new_empty(0)
     residuals = absent
-    if driver == "gels" and m > n:
+    full = (values > tolerance * values[..., :1]).all()
+    if m > n and (driver == "gels" or (driver in ("gelss", "gelsd") and _read(full))):
         error = torch.matmul(self, solution) - right
         residuals = (error * error.conj()).real.sum(-2)
     rank = absent.to(torch.int64)
@@ -77,7 +78,39 @@ def lstsq(
     return solution.squeeze(-1) if is_vector else solution, residuals, rank, found
 
 
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """The kernel's own code, which fills a tensor with the lengths in a way that no trace can follow."""
+    batched = log_probs.ndim == 3
+    if not batched:
+        log_probs, targets = log_probs.unsqueeze(1), targets.unsqueeze(0)
+    loss = aten._ctc_loss.default(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        loss = torch.where(loss == math.inf, torch.zeros_like(loss), loss)
+    if reduction == 1:
+        lengths = torch.tensor(target_lengths, dtype=loss.dtype, device=loss.device)
+        return (loss / lengths.clamp_min(1)).mean()
+    if reduction == 2:
+        return loss.sum()
+    return loss if batched else loss.squeeze(0)
+
+
+def _read(condition: torch.Tensor) -> bool:
+    try:
+        return bool(condition.item())
+    except (DataDependentOutputException, GuardOnDataDependentSymNode) as failure:
+        raise DynamicOutputShapeException(aten.linalg_lstsq.default) from failure
+
+
 REPLACED: dict[tuple[OpOverload, DispatchKey], Callable[..., Any]] = {
     (aten.cov.default, DispatchKey.CompositeImplicitAutograd): cov,
+    (aten.ctc_loss.IntList, DispatchKey.CompositeImplicitAutograd): ctc_loss,
     (aten.linalg_lstsq.default, DispatchKey.AutogradCPU): lstsq,
 }

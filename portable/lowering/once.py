@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,12 @@ from portable.backends.xla import Xla
 from portable.capture import trace
 from portable.errors import ConfigError, UnsupportedOp, UnsupportedOpError, UnsupportedOutputError
 from portable.lowering.context import Spec
+from portable.lowering.draws import generator_at, generator_state
 from portable.lowering.fallback import warn
 from portable.lowering.program import DATA_DEPENDENT, lower_graph
+from portable.lowering.specialise import Number, Specialisation
+
+ATTEMPTS = 5  # the next is specialised on the floats that the program has computed, if they are rounded otherwise
 
 
 def run(
@@ -45,23 +49,29 @@ def run(
         outputs, structure = pytree.tree_flatten(fn(*call_args, **call_kwargs))
         return outputs
 
-    mutated: list[int] = []
-    try:
-        gm = trace(flat, fakes, mutated=mutated)
-    except DATA_DEPENDENT as failure:
-        op = str(getattr(failure, "func", None) or "this program")
-        reason = "its result's shape or a branch depends on the data"
-        raise UnsupportedOpError([UnsupportedOp(op, reason)], backend=backend) from failure
-    except UnsupportedOperatorException as failure:
-        raise UnsupportedOpError([UnsupportedOp(str(failure), "torch cannot trace it")], backend=backend) from failure
     client = pjrt.client(chosen.platform)
     specs = [Spec(tuple(t.shape), t.dtype) for t in tensors]
-    low = lower_graph(gm, specs, platform=client.platform, backend=backend, fallback=fallback)
+    start = generator_state()
+    known: dict[int, Number] = {}
+    for _ in range(ATTEMPTS):
+        mutated: list[int] = []
+        data = Specialisation(tensors, known, backend)
+        gm = _traced(flat, fakes, mutated, data, backend)
+        low = lower_graph(gm, specs, platform=client.platform, backend=backend, fallback=fallback)
+        seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
+        buffers = client.compile(low.module)([client.put(seed.to(torch.uint32)), *map(client.put, tensors)])
+        results = client.take(buffers)
+        values = low.values(results, tensors)
+        computed = values[len(values) - len(data.reads) :]
+        if data.agrees(computed):
+            break
+        known = data.rounded(computed)
+        torch.default_generator.set_state(generator_at(start).get_state())
+    else:
+        raise data.disagreement(computed)
+    values = low.assemble(results, tensors)[: len(values) - len(data.reads)]
     if fallback == "warn":
         warn(low.fallbacks, set())
-    seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
-    buffers = client.compile(low.module)([client.put(seed.to(torch.uint32)), *map(client.put, tensors)])
-    values = low.assemble(client.take(buffers), tensors)
     for i, value in zip(mutated, values[len(values) - len(mutated) :], strict=True):
         with torch.no_grad():
             leaves[where[i]].copy_(value)
@@ -72,3 +82,20 @@ def run(
                 f"the function returns a {type(value).__name__}", remedy="return tensors, numbers, strings or None"
             )
     return pytree.tree_unflatten(values, structure)
+
+
+def _traced(
+    flat: Callable[..., list[Any]],
+    fakes: Sequence[torch.Tensor],
+    mutated: list[int],
+    data: Specialisation,
+    backend: str,
+) -> torch.fx.GraphModule:
+    try:
+        return trace(flat, fakes, mutated=mutated, data=data)
+    except DATA_DEPENDENT as failure:
+        op = str(getattr(failure, "func", None) or "this program")
+        reason = "its result's shape or a branch depends on the data"
+        raise UnsupportedOpError([UnsupportedOp(op, reason)], backend=backend) from failure
+    except UnsupportedOperatorException as failure:
+        raise UnsupportedOpError([UnsupportedOp(str(failure), "torch cannot trace it")], backend=backend) from failure

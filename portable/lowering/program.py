@@ -94,6 +94,10 @@ class Lowered:
         if self.checks:
             for check, value in zip(self.checks, results[len(results) - len(self.checks) :], strict=True):
                 check(value)
+        return self.values(results, args)
+
+    def values(self, results: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
+        """As `assemble`, without the checks."""
         sources: dict[str, Sequence[Any]] = {"array": results, "argument": args}
         return [
             value if kind == "constant" else results[value].item() if kind == "number" else sources[kind][value]

@@ -107,7 +107,10 @@ def test_eight_benches_at_once_share_one_ledger(tmp_path):
         subprocess.Popen(
             [sys.executable, "-m", "portable.cli", "bench", "--backend", "xla", "--op", "cumsum/mamba2-chunks"]
             + ["--compare", "eager", "--budget", "5", "--out", str(tmp_path / f"bench-{i}")],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )  # fmt: skip
         for i in range(8)
     ]

@@ -112,9 +112,8 @@ def test_gradients_by_index_agree_with_eager(agrees):
 
         return run
 
-    # eager has no gradient of a larger source; by a mask, the size of the values' gradient depends on the data
-    left_out = "scatter", "scatter and multiply", "index fill by a tensor"
-    functions = {name: f for name, f in (READS | WRITES).items() if name not in left_out and "mask" not in name}
+    left_out = "scatter", "scatter and multiply", "index fill by a tensor"  # eager has no gradient of a larger source
+    functions = {name: f for name, f in (READS | WRITES).items() if name not in left_out}
     four = {name: (lambda x, i, m, v, f=f: f(x, i, m)) if name in READS else f for name, f in functions.items()}
     agrees({name: gradient(f) for name, f in four.items()}, X, ROWS, MASK, V)
 
@@ -151,11 +150,6 @@ def test_static_selections(agrees):
         "segments": lambda x: torch.segment_reduce(x[0], "mean", lengths=torch.tensor([2, 0, 1]), axis=0),
     }
     agrees(functions, x)
-
-
-def test_a_mask_whose_count_depends_on_the_data_is_refused():
-    with pytest.raises(UnsupportedOpError, match="depends on the data"):
-        lowered(lambda x, m: x[m], X, MASK)
 
 
 def test_an_index_into_an_empty_dimension_is_refused():

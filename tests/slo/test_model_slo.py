@@ -118,12 +118,11 @@ def test_a_selected_path_that_disagrees_with_eager_does_not_meet_anything(timer,
     assert decision(compiled).rejected == (("xla", "disagrees with eager: is off"),)
 
 
-def test_a_path_that_cannot_compile_the_model_is_rejected_with_the_reason(timer):
+def test_a_path_that_cannot_compile_the_model_is_rejected_with_the_reason(timer, monkeypatch):
+    monkeypatch.setenv("PORTABLE_FALLBACK", "error")
     timer.seconds = {"cpu": 9e-3}
     with pytest.warns(UserWarning, match="UNMET"):
-        compiled, _ = run(
-            lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), pt.SLO("p50_ms", 5.0), backend="cpu"
-        )
+        compiled, _ = run(lambda x: torch.ops.aten._logcumsumexp(x, 0), pt.SLO("p50_ms", 5.0), backend="cpu")
     ((name, why),) = decision(compiled).rejected
     assert name == "xla:cpu"
     assert "no exact lowering on xla" in why

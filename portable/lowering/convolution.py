@@ -128,7 +128,7 @@ def spread(g: jax.Array, w: jax.Array, at: Windows, size: Sequence[int]) -> jax.
 
 def spread_by_taps(g: jax.Array, w: jax.Array, at: Windows, size: Sequence[int]) -> jax.Array:
     """`spread` in half precision with the rounding of torch's own 3-d kernel (oneDNN takes no output_padding of the
-    stride or more): each tap's product is rounded, then the sum after each tap, in the order of the kernel."""
+    stride or more, and float16 on few processors): each tap's product is rounded, then the sum after each tap, in the order of the kernel."""
     kernel, inputs = w.shape[2:], w.shape[1] * at.groups
     total = jnp.zeros((g.shape[0], inputs, *size), np.float32)
     if 0 in g.shape or 0 in w.shape or 0 in size:
@@ -181,7 +181,8 @@ def convolution(
 ) -> jax.Array:
     at = Windows.of(ctx, w.ndim - 2, stride, padding, dilation, groups)
     beyond = any(extra >= step for extra, step in zip(output_padding, at.stride, strict=False))
-    by_taps = beyond and w.ndim == 5 and x.dtype in HALF
+    without = x.dtype == jnp.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    by_taps = (beyond or without) and w.ndim == 5 and x.dtype in HALF
     apply = (spread_by_taps if by_taps else spread) if transposed else correlate
     out = gauss(lambda a, b: apply(a, b, at, ctx.result.shape[2:]), x, w)
     if bias is not None:

@@ -128,7 +128,8 @@ def spread(g: jax.Array, w: jax.Array, at: Windows, size: Sequence[int]) -> jax.
 
 def spread_by_taps(g: jax.Array, w: jax.Array, at: Windows, size: Sequence[int]) -> jax.Array:
     """`spread` in half precision with the rounding of torch's own 3-d kernel (oneDNN takes no output_padding of the
-    stride or more, and float16 on few processors): each tap's product is rounded, then the sum after each tap, in the order of the kernel."""
+    stride or more, and float16 on few processors): each tap's product is rounded, then the sum after each tap, in the
+    order of the kernel."""
     kernel, inputs = w.shape[2:], w.shape[1] * at.groups
     total = jnp.zeros((g.shape[0], inputs, *size), np.float32)
     if 0 in g.shape or 0 in w.shape or 0 in size:

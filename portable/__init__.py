@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOME = {
     "SLO": "portable.slo.objective",
     "compile": "portable.api",
+    "coverage": "portable.api",
     "register_kernel": "portable.kernels.registry",
     "explain": "portable.explain",
     "device": "portable.api",
@@ -31,6 +32,7 @@ __all__ = [
     "backends",
     "compile",
     "config",
+    "coverage",
     "device",
     "errors",
     "explain",
@@ -42,7 +44,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from portable import backends, config, errors, ops, testing
-    from portable.api import compile, device
+    from portable.api import compile, coverage, device
     from portable.backends import use_backend
     from portable.explain import explain
     from portable.kernels.registry import register_kernel

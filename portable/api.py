@@ -9,7 +9,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import fx
@@ -21,6 +21,9 @@ from portable import backends, config
 from portable.backends.base import Backend, installed
 from portable.errors import ConfigError, PortableError, UnsupportedInputError
 from portable.explain import Fallback, Record, call_began, runs
+
+if TYPE_CHECKING:
+    from portable.lowering.coverage import Coverage
 
 _NOT_YET = {"dims": "bounded dynamic dimensions"}
 
@@ -93,6 +96,48 @@ def compile(
         model = model._portable_run.target
     run = (_Run if slo is None else _RunByObjective)(model, chosen, fullgraph, dynamic, options)
     return CompiledModule(model, run) if isinstance(model, torch.nn.Module) else CompiledFunction(model, run)
+
+
+def coverage(
+    model: Any,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    targets: str | Sequence[str] = "all",
+    backward: bool = False,
+) -> Coverage:
+    """Which operators of a model run as StableHLO on which target, which fall back, and which are refused, each with
+    the user's line.
+
+    The model is captured as `compile` captures it, and lowered for each target, which need not be here; nothing is
+    compiled. It is called once, in eager: a model in training mode updates its running statistics.
+
+    Args:
+        model: an ``nn.Module`` or a function of tensors.
+        args, kwargs: what it is called with.
+        targets: "all" (xla:cpu, xla:cuda and tpu), a name, or several; a device may follow, as in "tpu:v5e:2x2".
+        backward: also the backward pass, of the sum of all outputs.
+
+    Raises:
+        ConfigError: no such target.
+        LoweringError: a rule is wrong.
+    """
+    from portable.lowering.coverage import ALL, Coverage, Survey
+
+    named = ALL if targets == "all" else (targets,) if isinstance(targets, str) else tuple(targets)
+    if isinstance(model, CompiledModule | CompiledFunction):
+        model = model._portable_run.target
+    survey = Survey(named)
+    options = {"backend": None, "fullgraph": False, "dynamic": False, "fallback": "allow", "kernels": "off"}
+    run = _Run(model, survey, False, False, options)
+    with torch.set_grad_enabled(backward):
+        outputs = run(*args, **(kwargs or {}))
+        tensors = [x for x in pytree.tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.requires_grad]
+        if tensors:
+            leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
+            leaves += [p for p in getattr(model, "parameters", list)() if p.requires_grad]
+            torch.autograd.grad([x.sum().abs() for x in tensors], leaves, allow_unused=True)
+    return Coverage(run.record.name, len(run.record.graphs), survey.uses, run.record.breaks)
 
 
 def device(backend: str | None = None) -> torch.device:

@@ -1,5 +1,5 @@
 """The command line: what can run here (`doctor`), the environment variables (`env`), what became of a model
-(`explain`), and how fast a backend is (`bench`, in benchmarks/command.py)."""
+(`explain`), which of its ops run where (`coverage`), and how fast a backend is (`bench`, in benchmarks/command.py)."""
 
 from __future__ import annotations
 
@@ -206,6 +206,30 @@ def explain(
         typer.echo(json.dumps(explanation.to_dict(), indent=2))
     else:
         console.print(explanation)
+
+
+@app.command()
+def coverage(
+    model: Annotated[
+        str,
+        typer.Argument(help="module:function or path/to/file.py:function, which returns (model, args[, kwargs])."),
+    ],
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="As xla, xla:cuda, tpu or tpu:v5e:2x2; may be given several times.", show_default="all"),
+    ] = None,
+    backward: Annotated[bool, typer.Option(help="Also the backward pass.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Which operators of a model run on which target, present or not. Exit status 1 if one is refused somewhere."""
+    function, args, kwargs = load_model(model)
+    with console.status("capturing and lowering …"):
+        found = portable.coverage(function, args, kwargs, targets=target or "all", backward=backward)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        console.print(found)
+    raise typer.Exit(0 if found.complete else 1)
 
 
 def run_script(path: str, arguments: Sequence[str], backend: str) -> list[Any]:

@@ -365,16 +365,21 @@ class Explanation:
             yield "fallbacks: none"
 
     def __str__(self) -> str:
-        from io import StringIO
-
-        from rich.console import Console
-
-        console = Console(file=StringIO(), width=120)
-        console.print(self)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return text.rstrip()
+        return as_text(self)
 
     __repr__ = __str__
+
+
+def as_text(printable: Any) -> str:
+    """What rich prints of an object, as plain text."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    console = Console(file=StringIO(), width=120)
+    console.print(printable)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text.rstrip()
 
 
 _UNMEASURED = "unmeasured on this machine"

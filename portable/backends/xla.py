@@ -177,7 +177,7 @@ class CompiledGraph:
     def _lower(self, client: pjrt.Client, specs: list[Any]) -> Any:
         from portable.kernels.choice import Choice
         from portable.lowering import fallback
-        from portable.lowering.program import lower_graph
+        from portable.lowering.module import lower_graph
 
         record = self._record
         choice = Choice.here(self._backend.label(), self._backend.path, record.kernels)

@@ -105,14 +105,7 @@ def unique2(
     data: Specialisation, x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """On CPU the result is sorted in any case."""
-    flat = x.reshape(-1)
-    first, run, counts = _sorted_runs(data, flat, return_inverse)
-    absent = run.new_empty(0)
-    return (
-        flat.index_select(0, first),
-        run.reshape(x.shape) if return_inverse else absent,
-        counts if return_counts else absent,
-    )
+    return _distinct(x, _sorted_runs(data, x.reshape(-1), return_inverse), return_inverse, return_counts)
 
 
 @rewrites(aten._unique.default)
@@ -126,11 +119,16 @@ def unique_consecutive(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if dim is not None:
         return unique_dim_consecutive(data, x, dim, return_inverse, return_counts)
-    flat = x.reshape(-1)
-    first, run, counts = _runs(data, _differs(flat))
+    return _distinct(x, _runs(data, _differs(x.reshape(-1))), return_inverse, return_counts)
+
+
+def _distinct(
+    x: Tensor, runs: tuple[Tensor, Tensor, Tensor], return_inverse: bool, return_counts: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    first, run, counts = runs
     absent = run.new_empty(0)
     return (
-        flat.index_select(0, first),
+        x.reshape(-1).index_select(0, first),
         run.reshape(x.shape) if return_inverse else absent,
         counts if return_counts else absent,
     )

@@ -1,4 +1,4 @@
-"""One functional ATen graph → one StableHLO module.
+"""The interpreter of a functional ATen graph on JAX values.
 
 The graph is interpreted node by node on JAX tracers. Every result is checked against the FakeTensor that torch computed
 for it. An op without a rule is decomposed by torch, one op at a time, and the outcome is cached by signature. Refusals
@@ -11,11 +11,9 @@ import contextlib
 import functools
 import itertools
 import operator
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +35,13 @@ from torch.utils import _pytree as pytree
 
 from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
-from portable.explain import FELL_BACK, Fallback
+from portable.explain import Fallback
 from portable.kernels.registry import op_name, own_arguments
 from portable.lowering import control_flow, registry
 from portable.lowering.context import Check, Context, Refused, Spec, Strides
 from portable.lowering.draws import Draw, generator_at
 from portable.lowering.fallback import torch_kernel
+from portable.lowering.source import annotated, location
 
 if TYPE_CHECKING:
     from portable.kernels.choice import Choice
@@ -50,130 +49,6 @@ if TYPE_CHECKING:
 PRECISION = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
 LOOP_KEYS = 1 << 31  # random keys of loops are folded in from here on, those of nodes below
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-
-
-class Output(NamedTuple):
-    """Where an output of a graph comes from: "array" (index among the program's results), "number" (the same, of a 0-d
-    array that stands for it), "argument" (the index of the argument that it is) or "constant" (a number or None)."""
-
-    kind: str
-    value: Any
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A StableHLO module and how to call it.
-
-    The module takes the tensor arguments in order, then the random seed (uint32[2]); it returns the arrays of
-    ``outputs``.
-
-    Attributes:
-        module: MLIR bytecode.
-        outputs: one entry for each output of the graph.
-        random: whether the program reads the seed.
-        checks: one for each array that the module returns after those of ``outputs``; see `assemble`.
-        ops: how many nodes of each overload ran as ("lowered" | "decomposed" | "aten fallback"); an op that fell back
-            inside a decomposition counts too.
-        fallbacks: how many nodes fell back, by op, reason and line.
-    """
-
-    module: bytes
-    outputs: tuple[Output, ...]
-    random: bool
-    checks: tuple[Callable[[torch.Tensor], None], ...]
-    ops: dict[tuple[str, str], int]
-    fallbacks: dict[Fallback, int]
-    text: Callable[[], str]
-
-    def assemble(self, results: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
-        """The graph's outputs from the arrays that the module returned and the arguments.
-
-        Raises:
-            What torch raises for these values: each check has seen its array.
-        """
-        if self.checks:
-            for check, value in zip(self.checks, results[len(results) - len(self.checks) :], strict=True):
-                check(value)
-        return self.values(results, args)
-
-    def values(self, results: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
-        """As `assemble`, without the checks."""
-        sources: dict[str, Sequence[Any]] = {"array": results, "argument": args}
-        return [
-            value if kind == "constant" else results[value].item() if kind == "number" else sources[kind][value]
-            for kind, value in self.outputs
-        ]
-
-
-def lower_graph(
-    gm: fx.GraphModule,
-    args: Sequence[Spec | int | float | bool | None],
-    *,
-    platform: str,
-    backend: str,
-    choice: Choice | None = None,
-    inference: bool = False,
-    fallback: str = "error",
-) -> Lowered:
-    """Lower ``gm`` for arguments of these types; numbers are constants of the program.
-
-    Args:
-        choice: says for each op that has kernels which one runs; without it none does.
-        inference: no backward pass runs a branch or a loop's body a second time, so that they may draw random numbers.
-        fallback: a mode of PORTABLE_FALLBACK; whoever calls this says what `Lowered.fallbacks` holds.
-
-    Raises:
-        UnsupportedOpError: names every op that has no exact lowering, and does not fall back.
-        LoweringError: a rule is wrong.
-    """
-    program = Program(backend, choice, inference=inference, fallback_on=None if fallback == "error" else platform)
-    outputs: list[Output] = []
-    returned = _returned_arguments(gm)
-
-    def traced(seed: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
-        remaining = iter(arrays)
-        values = [next(remaining) if isinstance(a, Spec) else a for a in args]
-        program.seed = seed
-        results: list[jax.Array] = []
-        for i, value in enumerate(pytree.tree_leaves(program.run(gm, values), is_leaf=lambda x: x is None)):
-            if i in returned:
-                outputs.append(Output("argument", returned[i]))
-            elif isinstance(value, registry.TracedScalar):
-                outputs.append(Output("number", len(results)))
-                results.append(value.value)
-            elif isinstance(value, jax.Array):
-                outputs.append(Output("array", len(results)))
-                results.append(value)
-            else:
-                outputs.append(Output("constant", value))
-        if program.refused:
-            raise UnsupportedOpError(list(program.refused), backend=backend)
-        return results + [check.value for check in program.checks]
-
-    registry.load()
-    with jax.enable_x64(True):
-        types = [jax.ShapeDtypeStruct(a.shape, a.jax_dtype) for a in args if isinstance(a, Spec)]
-        seed = jax.ShapeDtypeStruct((2,), np.uint32)
-        lowered = jax.jit(traced, keep_unused=True).trace(seed, *types).lower(lowering_platforms=(platform,))
-        module = _bytecode(lowered)
-    checks = tuple(check.check for check in program.checks)
-    ops = program.ops + Counter((f.op, FELL_BACK) for f in program.fell_back)
-    fallbacks = Counter(program.fell_back)
-    return Lowered(module, tuple(outputs), program.uses > 0, checks, dict(ops), dict(fallbacks), lowered.as_text)
-
-
-def _returned_arguments(gm: fx.GraphModule) -> dict[int, int]:
-    """{position of an output: position of the argument that it is}, e.g. a weight that the backward pass wants: no copy
-    of it."""
-    position = {n: i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
-    outputs = pytree.tree_leaves(next(iter(reversed(gm.graph.nodes))).args[0])
-    return {i: position[n] for i, n in enumerate(outputs) if n in position}
-
-
-def _bytecode(lowered: Any) -> bytes:
-    from jax._src.interpreters import mlir
-
-    return mlir.module_to_bytecode(lowered.compiler_ir("stablehlo"))
 
 
 class Program:
@@ -204,7 +79,7 @@ class Program:
         self.draw: Draw | None = None  # of the node that runs; None where the trace did not note it
         self.states: dict[Draw, bytes] = {}
         self.refused: dict[UnsupportedOp, None] = {}
-        self.ops: Counter[tuple[str, str]] = Counter()
+        self.ops: Counter[tuple[str, str, str]] = Counter()  # (op, how it runs, the user's line)
         self.fell_back: list[Fallback] = []
         self.checks: list[Check] = []
         self._where = ""
@@ -310,7 +185,7 @@ class Program:
             except Refused as refusal:
                 self.refused[UnsupportedOp(str(op), str(refusal), self._where)] = None
                 raise UnsupportedOpError(list(self.refused), backend=self.backend) from refusal
-            with _annotated(node) if self._depth == 0 else contextlib.nullcontext():
+            with annotated(node) if self._depth == 0 else contextlib.nullcontext():
                 return self.call(op, args, kwargs, result, strides, node)
         if op is with_effects:  # (token, op, *arguments of op); the order of effects is the order of the graph
             inner = args[1]
@@ -332,7 +207,7 @@ class Program:
                 raise Refused("this higher-order operator is not lowered")
             if lower is not control_flow.stacked_while_loop:
                 result = pytree.tree_map(functools.partial(_spec, symbols), val)
-            self.ops[name, "lowered"] += 1
+            self.ops[name, "lowered", self._where] += 1
             return tuple(lower(control_flow.Application(self, name, result, symbols), *args))
         except Refused as refusal:
             if result is not None:
@@ -400,7 +275,7 @@ class Program:
                 str(op), f"failed for ({described}): {type(failure).__name__}: {failure}", where=self._where
             ) from failure
         if self._depth == 0:
-            self.ops[name, how] += 1
+            self.ops[name, how, self._where] += 1
         return self._checked(op, value, result)
 
     def _noted(self) -> tuple[int, int, int, jax.Array | None]:
@@ -574,53 +449,3 @@ def _described(x: Any) -> str:
     if isinstance(x, (tuple, list)):
         return f"({', '.join(_described(v) for v in x)})"
     return repr(x)[:80]
-
-
-_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
-
-
-@functools.lru_cache(maxsize=65536)
-def frame_of(stack_trace: str) -> tuple[str, int, str] | None:
-    """(file, line, function) of the innermost frame of the user's code in a node's stack trace."""
-    frames = _FRAME.findall(stack_trace)
-    return (frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else None
-
-
-def location(node: fx.Node) -> str:
-    """Where in the user's code ``node`` comes from, as ``file:line, in function``; '' where torch does not know."""
-    frame = frame_of(node.meta.get("stack_trace") or "")
-    return f"{frame[0].rsplit('/', 1)[-1]}:{frame[1]}, in {frame[2]}" if frame else ""
-
-
-def module_path(node: fx.Node) -> str:
-    """The path of the nn.Module that ``node`` was traced in, e.g. ``encoder.layer.0.attention``."""
-    stack = node.meta.get("nn_module_stack")
-    if not stack:
-        return ""
-    path = str(next(reversed(stack.values()))[0])
-    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path.replace("L['self']", "").replace("_modules", ""))
-    return re.sub(r"\.+", ".", path.replace("slf", "")).strip(".")
-
-
-_TAKE = compile("take()", "", "eval")
-
-
-@functools.lru_cache(maxsize=65536)
-def _traceback(frame: tuple[str, int, str]) -> Any:
-    """jaxlib's traceback whose innermost frame is the user's: taken inside a code object that claims to stand there."""
-    from jax._src.lib import xla_client
-
-    file, line, function = frame
-    there = _TAKE.replace(co_filename=file, co_firstlineno=line, co_name=function, co_qualname=function)
-    return eval(there, {"take": xla_client.Traceback.get_traceback})
-
-
-def _annotated(node: fx.Node) -> contextlib.AbstractContextManager:
-    """Within it, what JAX traces carries the node's module path and source line in its HLO metadata."""
-    from jax._src import source_info_util
-
-    frame = frame_of(node.meta.get("stack_trace") or "")
-    stack = source_info_util.current_name_stack()
-    for part in filter(None, (module_path(node), str(node.target))):
-        stack = stack.extend(part)
-    return source_info_util.user_context(_traceback(frame) if frame else None, name_stack=stack)

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from portable.errors import SpecialisationError, UnsupportedOp, UnsupportedOpError
 from portable.lowering import registry
+from portable.lowering.source import location
 
 Number = int | float | complex | bool
 
@@ -66,8 +67,6 @@ class Specialisation:
     def number(self, x: torch.Tensor) -> Number:
         """The value of a 0-d tensor; if it is traced, it is checked after the run."""
         x = _unwrapped(x)
-        from portable.lowering.program import location
-
         node = _node(x)
         if node is None:
             return self._evaluated_number(x)

@@ -14,7 +14,7 @@ from portable.errors import ConfigError
 from portable.kernels import registry
 from portable.kernels.fingerprint import Fingerprint, fingerprint
 from portable.kernels.ledger import Ledger, Verdict
-from portable.lowering import program
+from portable.lowering import module
 
 OP = "aten.sinh.default"
 LABEL = "xla:cpu"
@@ -41,14 +41,14 @@ def doubled(kernel):
 def texts(monkeypatch):
     """The StableHLO texts of the programs that are lowered."""
     found = []
-    lower_graph = program.lower_graph
+    lower_graph = module.lower_graph
 
     def noting(*args, **options):
         lowered = lower_graph(*args, **options)
         found.append(lowered.text())
         return lowered
 
-    monkeypatch.setattr(program, "lower_graph", noting)
+    monkeypatch.setattr(module, "lower_graph", noting)
     return found
 
 

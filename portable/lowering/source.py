@@ -1,0 +1,64 @@
+"""Where in the user's code a node of a graph comes from, for errors and for the metadata of HLO."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from typing import Any
+
+from torch import fx
+
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+
+
+@functools.lru_cache(maxsize=65536)
+def frame_of(stack_trace: str) -> tuple[str, int, str] | None:
+    """(file, line, function) of the innermost frame of the user's code in a node's stack trace."""
+    frames = _FRAME.findall(stack_trace)
+    return (frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else None
+
+
+def location(node: fx.Node) -> str:
+    """Where in the user's code ``node`` comes from, as ``file:line, in function``; '' where torch does not know."""
+    frame = frame_of(node.meta.get("stack_trace") or "")
+    return place(*frame) if frame else ""
+
+
+def place(file: str, line: int, function: str) -> str:
+    """A line of the user's code as errors and `explain` name it."""
+    return f"{file.rsplit('/', 1)[-1]}:{line}, in {function}"
+
+
+def module_path(node: fx.Node) -> str:
+    """The path of the nn.Module that ``node`` was traced in, e.g. ``encoder.layer.0.attention``."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = str(next(reversed(stack.values()))[0])
+    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path.replace("L['self']", "").replace("_modules", ""))
+    return re.sub(r"\.+", ".", path.replace("slf", "")).strip(".")
+
+
+_TAKE = compile("take()", "", "eval")
+
+
+@functools.lru_cache(maxsize=65536)
+def _traceback(frame: tuple[str, int, str]) -> Any:
+    """jaxlib's traceback whose innermost frame is the user's: taken inside a code object that claims to stand there."""
+    from jax._src.lib import xla_client
+
+    file, line, function = frame
+    there = _TAKE.replace(co_filename=file, co_firstlineno=line, co_name=function, co_qualname=function)
+    return eval(there, {"take": xla_client.Traceback.get_traceback})
+
+
+def annotated(node: fx.Node) -> contextlib.AbstractContextManager:
+    """Within it, what JAX traces carries the node's module path and source line in its HLO metadata."""
+    from jax._src import source_info_util
+
+    frame = frame_of(node.meta.get("stack_trace") or "")
+    stack = source_info_util.current_name_stack()
+    for part in filter(None, (module_path(node), str(node.target))):
+        stack = stack.extend(part)
+    return source_info_util.user_context(_traceback(frame) if frame else None, name_stack=stack)

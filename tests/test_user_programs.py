@@ -1,0 +1,200 @@
+"""The rest of a user's program: custom ops, torch.func, autocast, checkpointing, int8 and float8."""
+
+import pytest
+import torch
+from jax import lax
+from torch.utils.checkpoint import checkpoint
+
+import portable as pt
+from portable.lowering.registry import lower
+
+F = torch.nn.functional
+
+
+def compiled(function, **options):
+    return pt.compile(function, backend="xla", fallback="error", **options)
+
+
+def assert_agrees(function, *args, fallback="error", tolerance=1e-5):
+    run = pt.compile(function, backend="xla", fallback=fallback)
+    want, got = function(*args), run(*args)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    assert not pt.explain(run, show=False).graph_breaks
+    return pt.explain(run, show=False)
+
+
+# custom ops
+
+
+@torch.library.custom_op("portable_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+    return x * by
+
+
+scaled.register_fake(lambda x, by: torch.empty_like(x))
+scaled.register_autograd(
+    lambda ctx, grad: (grad * ctx.by, None), setup_context=lambda ctx, inputs, output: setattr(ctx, "by", inputs[1])
+)
+
+
+@torch.library.custom_op("portable_tests::opaque", mutates_args=())
+def opaque(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(x.numpy() * 3)
+
+
+opaque.register_fake(lambda x: torch.empty_like(x))
+torch.library.define("portable_tests::composed", "(Tensor x) -> Tensor")
+torch.library.impl("portable_tests::composed", "CompositeImplicitAutograd", lambda x: x.sin() + 1)
+
+
+@lower(torch.ops.portable_tests.scaled.default)
+def lower_scaled(ctx, x, by):
+    return lax.mul(x, lax.full_like(x, by))
+
+
+def test_a_custom_op_with_a_registered_lowering():
+    explanation = assert_agrees(lambda x: scaled(x, 2.5).relu(), torch.randn(4))
+    assert explanation.ops["portable_tests.scaled.default"] == {"lowered": 1}
+
+
+def test_its_gradient_is_the_registered_one():
+    x, y = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    compiled(lambda x: scaled(x, 2.5).square())(x).sum().backward()
+    y = x.detach().requires_grad_()
+    scaled(y, 2.5).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_a_composite_op_is_decomposed():
+    assert_agrees(lambda x: torch.ops.portable_tests.composed(x), torch.randn(4))
+
+
+def test_a_custom_op_without_a_lowering_runs_as_itself_and_is_listed():
+    explanation = assert_agrees(lambda x: opaque(x + 1) * 2, torch.randn(4), fallback="allow")
+    (fallback,) = explanation.fallbacks
+    assert fallback.op == "portable_tests.opaque.default"
+
+
+def test_or_is_refused_by_name():
+    with pytest.raises(pt.errors.UnsupportedOpError, match=r"portable_tests\.opaque\.default"):
+        compiled(lambda x: opaque(x + 1))(torch.randn(4))
+
+
+# torch.func
+
+
+def energy(w, x):
+    return torch.tanh(x @ w).square().sum()
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda w, x: torch.func.grad(energy)(w, x),
+        lambda w, x: torch.func.grad_and_value(energy)(w, x),
+        lambda w, x: torch.func.vmap(torch.func.grad(energy), (None, 0))(w, x.unsqueeze(1)),
+        lambda w, x: torch.func.vjp(lambda v: energy(v, x), w)[0],
+        lambda w, x: torch.func.jvp(lambda v: energy(v, x), (w,), (torch.ones_like(w),)),
+        lambda w, x: torch.func.jacrev(lambda v: (x @ v).sin())(w),
+        lambda w, x: torch.func.jacfwd(lambda v: (x @ v).sin())(w),
+        lambda w, x: torch.func.hessian(lambda v: energy(v, x))(w),
+        lambda w, x: torch.func.vmap(lambda row: torch.where(row > 0, row, row.exp()).cumsum(0))(x),
+    ],
+    ids=["grad", "grad_and_value", "per-sample", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "vmap"],
+)
+def test_torch_func_inside_a_compiled_function(transformed):
+    torch.manual_seed(0)
+    assert_agrees(transformed, torch.randn(3, 2), torch.randn(4, 3))
+
+
+# autocast
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.second(self.norm(self.first(x)).relu()).softmax(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_around_and_inside(dtype):
+    torch.manual_seed(0)
+    block, x = Block(), torch.randn(3, 8)
+    with torch.autocast("cpu", dtype):
+        want, got = block(x), compiled(block)(x)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+    def inside(x):
+        with torch.autocast("cpu", dtype):
+            return block(x)
+
+    got = compiled(inside)(x)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+def test_training_under_autocast():
+    torch.manual_seed(0)
+    mine, theirs = Block(), Block()
+    theirs.load_state_dict(mine.state_dict())
+    x = torch.randn(3, 8)
+    for block, run in ((mine, compiled(mine)), (theirs, theirs)):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = run(x).float().log().mean()
+        loss.backward()
+        assert all(p.grad.dtype is torch.float32 for p in block.parameters())
+    for p, q in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=5e-2, atol=5e-3)
+
+
+# checkpointing
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_checkpointed_blocks_train_as_without(steps):
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(steps))
+
+    def run(x):
+        for layer in layers:
+            x = checkpoint(lambda v, layer=layer: layer(v).tanh(), x, use_reentrant=False)
+        return x.square().sum()
+
+    x = torch.randn(2, 4)
+    run(x).backward()
+    want = [p.grad.clone() for p in layers.parameters()]
+    layers.zero_grad()
+    compiled(run)(x).backward()
+    torch.testing.assert_close([p.grad for p in layers.parameters()], want)
+
+
+# small dtypes
+
+
+def test_int8_products_are_exact():
+    torch.manual_seed(0)
+    x, w = (torch.randint(-128, 128, size, dtype=torch.int8) for size in ((32, 64), (64, 16)))
+    assert torch.equal(compiled(torch._int_mm)(x, w), torch._int_mm(x, w))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+def test_float8_is_stored_and_read_as_torch_does(dtype):
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(500) * 100, torch.tensor([0.0, 448.0, 464.0, 480.0, 1e5, 1e-3, -1e-3, float("nan"), float("inf")])])
+
+    def stored(x):
+        small = x.to(dtype)
+        return small, small.to(torch.float32), small.to(torch.bfloat16)
+
+    for want, got in zip(stored(x), compiled(stored)(x), strict=True):
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_linear_layer_with_float8_weights():
+    torch.manual_seed(0)
+    x, w = torch.randn(4, 16), torch.randn(8, 16).to(torch.float8_e4m3fn)
+    assert_agrees(lambda x, w: F.linear(x, w.to(x.dtype)), x, w)

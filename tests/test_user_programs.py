@@ -183,7 +183,8 @@ def test_int8_products_are_exact():
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
 def test_float8_is_stored_and_read_as_torch_does(dtype):
     torch.manual_seed(0)
-    x = torch.cat([torch.randn(500) * 100, torch.tensor([0.0, 448.0, 464.0, 480.0, 1e5, 1e-3, -1e-3, float("nan"), float("inf")])])
+    odd = [0.0, 448.0, 464.0, 465.0, 480.0, 1e5, -1e5, 1e-3, -1e-3, float("nan"), float("inf"), -float("inf")]
+    x = torch.cat([torch.randn(500) * 100, torch.tensor(odd)])
 
     def stored(x):
         small = x.to(dtype)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import math
 import pkgutil
 import threading
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ import numpy as np
 import torch
 from jax import lax
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils._python_dispatch import _disable_current_modes
 
 from portable import dtypes
 from portable.dtypes import Promotion
@@ -230,9 +232,24 @@ def cast(x: Any, dtype: torch.dtype) -> jax.Array:
             x = lax.real(x)
         if to.kind in "iu" and jax.numpy.issubdtype(x.dtype, np.floating):
             return _float_to_int(x, to)
+        if bound := _saturates_at(dtype):
+            x = lax.clamp(place_scalar(-bound, x), x, place_scalar(bound, x))
         return lax.convert_element_type(x, to)
+    if bound := _saturates_at(dtype):
+        x = np.clip(x, -bound, bound)
     with np.errstate(all="ignore"):
         return jax.numpy.asarray(np.asarray(x).astype(to))
+
+
+@functools.cache
+def _saturates_at(dtype: torch.dtype) -> float:
+    """The largest number of ``dtype`` if torch gives it for every larger one, else 0.0: releases of torch differ in
+    what they make of a number that float8_e4m3fn does not hold, and XLA gives NaN."""
+    if not dtype.is_floating_point or dtype.itemsize > 1:
+        return 0.0
+    with _disable_current_modes():
+        largest = torch.tensor(float("inf")).to(dtype).float().item()
+    return largest if math.isfinite(largest) else 0.0
 
 
 def _float_to_int(x: jax.Array, to: np.dtype) -> jax.Array:

@@ -87,6 +87,11 @@ class Context:
         return all(r.layout is torch.strided for r in results if isinstance(r, Tensor))
 
     @property
+    def platform(self) -> str:
+        """The XLA platform that the program is for: "cpu", "cuda", "tpu", …"""
+        return self.program.platform
+
+    @property
     def precision(self) -> lax.Precision:
         """Precision of float32 matmuls and convolutions, from ``torch.get_float32_matmul_precision()``."""
         return self.program.precision

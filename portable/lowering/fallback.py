@@ -40,10 +40,8 @@ UNFIT = {
 }
 
 
-def torch_kernel(
-    ctx: Context, platform: str, args: Sequence[Any], kwargs: dict[str, Any], *, effect: bool = False
-) -> Any:
-    """The op of ``ctx`` on JAX values, by torch's own kernel on ``platform``.
+def torch_kernel(ctx: Context, args: Sequence[Any], kwargs: dict[str, Any], *, effect: bool = False) -> Any:
+    """The op of ``ctx`` on JAX values, by torch's own kernel on the program's platform.
 
     Args:
         effect: whether the op does something beside giving its results.
@@ -51,9 +49,9 @@ def torch_kernel(
     Raises:
         Refused: why it cannot run so.
     """
-    op, key = ctx.op, HOSTS.get(platform)
+    op, key = ctx.op, HOSTS.get(ctx.platform)
     if key is None:
-        raise Refused(f"torch's kernels cannot be called inside a program on {platform}")
+        raise Refused(f"torch's kernels cannot be called inside a program on {ctx.platform}")
     if op.namespace in ("aten", "prims") and (reason := UNFIT.get(op._schema.name.partition("::")[2])):
         raise Refused(reason)
     if not ctx.dense:

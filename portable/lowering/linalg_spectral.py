@@ -1,6 +1,6 @@
 """Eigenvalues and singular values.
 
-The sign or phase of a vector is open in torch; here it is LAPACK's.
+The sign or phase of a vector is open in torch; on the host it is eager's, elsewhere that of XLA's own algorithm.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from portable.lowering import lapack
 from portable.lowering.context import Context
 from portable.lowering.linalg import adjoint, identity_like
 from portable.lowering.registry import lower
@@ -21,8 +22,21 @@ aten = torch.ops.aten
 def eigh(ctx: Context, x: jax.Array, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Array, ...]:
     if x.size == 0:
         return tuple(jnp.zeros(r.shape, r.jax_dtype) for r in ctx.result)
-    vectors, values = lax.linalg.eigh(x, lower=UPLO.upper() == "L", symmetrize_input=False)
+    lower = UPLO.upper() == "L"
+    if lapack.here(ctx):
+        values, vectors, info = lapack.eigh(x, lower=lower, vectors=compute_v)
+        ctx.check(lax.reduce_max(info, tuple(range(info.ndim))), _refuse_unconverged, lax.max)
+    else:
+        vectors, values = lax.linalg.eigh(x, lower=lower, symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros((0,), x.dtype)
+
+
+def _refuse_unconverged(info: torch.Tensor) -> None:
+    if info:
+        raise torch.linalg.LinAlgError(
+            "linalg.eigh: The algorithm failed to converge because the input matrix is ill-conditioned or has too many "
+            f"repeated eigenvalues (error code: {info.item()})."
+        )
 
 
 @lower(aten.linalg_eig.default)
@@ -47,7 +61,7 @@ def _refuse_nan(found: torch.Tensor) -> None:
         )
 
 
-def singular(x: jax.Array, full: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+def singular(ctx: Context, x: jax.Array, full: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
     """U, S and V^H; where a dimension is empty U and V are the identity."""
     m, n = x.shape[-2:]
     if x.size == 0:
@@ -56,7 +70,7 @@ def singular(x: jax.Array, full: bool) -> tuple[jax.Array, jax.Array, jax.Array]
         u = identity_like(jnp.zeros((*batch, m, m if full else k), x.dtype))
         vh = identity_like(jnp.zeros((*batch, n if full else k, n), x.dtype))
         return u, jnp.zeros((*batch, k), jnp.zeros((), x.dtype).real.dtype), vh
-    u, s, vh = lax.linalg.svd(x, full_matrices=full)
+    u, s, vh = lapack.svd(x, full=full)[:3] if lapack.here(ctx) else lax.linalg.svd(x, full_matrices=full)
     return u, s, vh
 
 
@@ -66,9 +80,9 @@ def svd(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     ctx.check(jnp.any(lax.ne(x, x)), _refuse_nan, lax.bitwise_or)
     if compute_uv:
-        return singular(x, full_matrices)
+        return singular(ctx, x, full_matrices)
     absent = jnp.zeros((0,), x.dtype)
-    s = lax.linalg.svd(x, compute_uv=False) if x.size else singular(x, False)[1]
+    s = lax.linalg.svd(x, compute_uv=False) if x.size else singular(ctx, x, False)[1]
     return absent, s, absent
 
 

@@ -110,9 +110,9 @@ def lower_graph(
         UnsupportedOpError: names every op that has no exact lowering, and does not fall back.
         LoweringError: a rule is wrong.
     """
-    program = Program(backend, choice, inference=inference, fallback_on=None if fallback == "error" else platform)
+    program = Program(backend, platform, choice, inference=inference, fallback=fallback != "error")
     with jax.enable_x64(True):
-        lowered, outputs = _lower(program, gm, args, platform)
+        lowered, outputs = _lower(program, gm, args)
         module = _bytecode(lowered)
     checks = tuple(check.check for check in program.checks)
     ops = Counter((f.op, FELL_BACK) for f in program.fell_back)
@@ -128,11 +128,11 @@ def survey(gm: fx.GraphModule, args: Sequence[Any], *, platform: str, backend: s
     Arguments and errors are those of `lower_graph`, in whose mode "allow" the ops are lowered; what that would refuse
     is in the result.
     """
-    program = Program(backend, inference=inference, fallback_on=platform)
+    program = Program(backend, platform, inference=inference, fallback=True)
     refused: tuple[UnsupportedOp, ...] = ()
     try:
         with jax.enable_x64(True):
-            _lower(program, gm, args, platform)
+            _lower(program, gm, args)
     except UnsupportedOpError as failure:
         refused = failure.ops
     uses = Counter(Use(f.op, FELL_BACK, f.where, f.reason) for f in program.fell_back)
@@ -142,7 +142,7 @@ def survey(gm: fx.GraphModule, args: Sequence[Any], *, platform: str, backend: s
     return dict(uses)
 
 
-def _lower(program: Program, gm: fx.GraphModule, args: Sequence[Any], platform: str) -> tuple[Any, list[Output]]:
+def _lower(program: Program, gm: fx.GraphModule, args: Sequence[Any]) -> tuple[Any, list[Output]]:
     """What `lower_graph` and `survey` have in common: JAX's lowering of ``gm`` and the plan of its outputs."""
     outputs: list[Output] = []
     returned = _returned_arguments(gm)
@@ -170,11 +170,11 @@ def _lower(program: Program, gm: fx.GraphModule, args: Sequence[Any], platform: 
     trace = jax.jit(traced, keep_unused=True).trace(jax.ShapeDtypeStruct((2,), np.uint32), *types)
     refused, lowered = list(program.refused), None
     try:
-        lowered = trace.lower(lowering_platforms=(platform,))
+        lowered = trace.lower(lowering_platforms=(program.platform,))
     except NotImplementedError as failure:  # JAX's, of one of its primitives
-        absent = missing(trace.jaxpr.jaxpr, platform, _names(gm))
+        absent = missing(trace.jaxpr.jaxpr, program.platform, _names(gm))
         if not absent:
-            raise LoweringError("this program", f"failed on {platform}: {failure}") from failure
+            raise LoweringError("this program", f"failed on {program.platform}: {failure}") from failure
         refused += absent
     if refused:
         raise UnsupportedOpError(refused, backend=program.backend)

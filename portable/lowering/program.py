@@ -55,22 +55,25 @@ class Program:
     """The state of one lowering: the random seed and its uses, what was refused, what was counted.
 
     Args:
+        platform: the XLA platform that the program is for.
         inference: no backward pass runs a branch or a loop's body a second time.
-        fallback_on: the platform on which refused ops fall back; None where they do not.
+        fallback: whether refused ops fall back, where the platform can.
     """
 
     def __init__(
         self,
         backend: str,
+        platform: str,
         choice: Choice | None = None,
         *,
         inference: bool = False,
-        fallback_on: str | None = None,
+        fallback: bool = False,
     ) -> None:
         self.backend = backend
+        self.platform = platform
         self.choice = choice
         self.inference = inference
-        self.fallback_on = fallback_on
+        self.fallback = fallback
         self.unbuilt = ""  # why the native code of a fallback cannot be built, once that was tried
         self.precision = PRECISION[torch.get_float32_matmul_precision()]
         self.seed: Any = None  # set when tracing begins
@@ -256,11 +259,11 @@ class Program:
                 value = self.trace_and_run(function, args, kwargs)
         except (Refused, UnsupportedDtypeError) as refusal:
             reason = refusal.message if isinstance(refusal, UnsupportedDtypeError) else str(refusal)
-            if chosen is not None or self.fallback_on is None:
+            if chosen is not None or not self.fallback:
                 return self._refuse(str(op), reason, result)
             self._forget_since(before)
             try:
-                value = torch_kernel(context, self.fallback_on, args, kwargs, effect=effect)
+                value = torch_kernel(context, args, kwargs, effect=effect)
             except Refused as second:
                 return self._refuse(str(op), f"{reason}; and it cannot fall back: {second}", result)
             self.fell_back.append(Fallback(name, reason, self._where))

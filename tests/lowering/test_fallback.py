@@ -354,7 +354,7 @@ def test_an_op_that_is_called_for_its_effect_is_refused(scratch):
 
 
 def test_on_a_platform_that_is_no_host_the_refusal_says_so():
-    program = Program("tpu", fallback_on="tpu")
+    program = Program("tpu", "tpu", fallback=True)
     with pytest.raises(Refused, match="cannot be called inside a program on tpu"):
         fallback.torch_kernel(Context(program, A.linalg_matrix_exp.default, None), "tpu", (), {})
 

@@ -104,7 +104,10 @@ def test_another_target_is_refused_with_the_legal_ones(target):
 @pytest.fixture
 def model_file(tmp_path):
     path = tmp_path / "made.py"
-    path.write_text("import torch\ndef relu(): return torch.relu, (torch.ones(2),)\ndef eig(): return torch.linalg.eigvals, (torch.eye(2),)\n")
+    relu, eig = (
+        f"def {n}(): return {f}, (torch.eye(2),)" for n, f in (("relu", "torch.relu"), ("eig", "torch.linalg.eigvals"))
+    )
+    path.write_text(f"import torch\n{relu}\n{eig}\n")
     return path
 
 

@@ -180,7 +180,9 @@ def test_int8_products_are_exact():
     assert torch.equal(compiled(torch._int_mm)(x, w), torch._int_mm(x, w))
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+)
 def test_float8_is_stored_and_read_as_torch_does(dtype):
     torch.manual_seed(0)
     odd = [0.0, 448.0, 464.0, 465.0, 480.0, 1e5, -1e5, 1e-3, -1e-3, float("nan"), float("inf"), -float("inf")]

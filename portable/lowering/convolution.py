@@ -26,7 +26,7 @@ from jax import lax
 
 from portable import dtypes
 from portable.lowering.context import Context
-from portable.lowering.registry import cast, lower
+from portable.lowering.registry import cast, lower, narrowed
 
 aten = torch.ops.aten
 HALF = (jnp.bfloat16, jnp.float16)
@@ -137,14 +137,14 @@ def spread_by_taps(g: jax.Array, w: jax.Array, at: Windows, size: Sequence[int])
     x = lax.reshape(g, (g.shape[0], at.groups, g.shape[1] // at.groups, *g.shape[2:])).astype(np.float32)
     weights = lax.reshape(w, (at.groups, w.shape[0] // at.groups, *w.shape[1:])).astype(np.float32)
     spans = [(n - 1) * s + 1 for n, s in zip(g.shape[2:], at.stride, strict=True)]
-    info = jnp.finfo(g.dtype)
+    dtype = dtypes.to_torch(g.dtype)
     for tap in np.ndindex(*kernel):
         part = jnp.einsum("bgo...,goi->bgi...", x, weights[(..., *tap)], precision=lax.Precision.HIGHEST)
-        part = lax.reduce_precision(part, info.nexp, info.nmant)
+        part = narrowed(part, dtype)
         first = [t * d - p for t, d, p in zip(tap, at.dilation, at.padding, strict=True)]
         room = [(lo, n - span - lo, s - 1) for lo, n, span, s in zip(first, size, spans, at.stride, strict=True)]
         part = lax.pad(lax.reshape(part, (*total.shape[:2], *g.shape[2:])), np.float32(0), [(0, 0, 0)] * 2 + room)
-        total = lax.reduce_precision(total + part, info.nexp, info.nmant)
+        total = narrowed(total + part, dtype)
     return total
 
 

@@ -12,13 +12,14 @@ from jax import lax
 
 from portable.lowering.bounds import divisible
 from portable.lowering.context import Context
-from portable.lowering.elementwise import is_float, is_nan, is_signed, narrowed, num, trunc
+from portable.lowering.elementwise import is_float, is_nan, is_signed, num, trunc
 from portable.lowering.registry import (
     DEFAULT,
     INT_TO_FLOAT,
     cast,
     elementwise,
     lower,
+    narrowed,
     promoted,
 )
 

@@ -23,6 +23,7 @@ from portable.lowering.registry import (
     elementwise,
     elementwise_table,
     lower,
+    narrowed,
     promoted,
 )
 
@@ -33,15 +34,6 @@ def num(value: Any, like: jax.Array | np.dtype) -> np.ndarray:
     """A number in the dtype of ``like`` (an array or a dtype), 0-d: what ``jax.lax`` broadcasts in a binary op."""
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(getattr(like, "dtype", like))
-
-
-def narrowed(x: jax.Array, dtype: torch.dtype) -> jax.Array:
-    """``x`` rounded to the half precision ``dtype`` and kept wide; as it is for other dtypes.
-
-    For the few ops that torch computes in half precision step by step.
-    """
-    bits = {torch.bfloat16: (8, 7), torch.float16: (5, 10)}.get(dtype)
-    return lax.reduce_precision(x, *bits) if bits and x.dtype == np.float32 else x
 
 
 def where(condition: jax.Array, x: Any, y: Any) -> jax.Array:

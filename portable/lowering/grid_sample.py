@@ -19,8 +19,7 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context
-from portable.lowering.loss import rounding
-from portable.lowering.registry import cast, lower
+from portable.lowering.registry import cast, lower, narrowed
 
 aten = torch.ops.aten
 BILINEAR, NEAREST, BICUBIC = 0, 1, 2
@@ -152,7 +151,8 @@ def grid_sampler(
 ) -> jax.Array:
     if 0 in ctx.result.shape:
         return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
-    out = sample(wide(image), wide(grid), mode, padding_mode, align_corners, rounding(image.dtype))
+    rounded = functools.partial(narrowed, dtype=ctx.result.dtype)
+    out = sample(wide(image), wide(grid), mode, padding_mode, align_corners, rounded)
     return cast(out, ctx.result.dtype)
 
 

@@ -20,7 +20,9 @@ from portable.kernels.native_code import NativeCode
 from portable.lowering.context import Context
 
 CODE = NativeCode(Path(__file__).with_name("lapack.cc"), "portable_eigh", "portable_svd")
-ROUTINES = tuple(f"{routine}_" for routine in ("ssyevd", "dsyevd", "cheevd", "zheevd", "sgesdd", "dgesdd", "cgesdd", "zgesdd"))
+ROUTINES = tuple(
+    f"{routine}_" for routine in ("ssyevd", "dsyevd", "cheevd", "zheevd", "sgesdd", "dgesdd", "cgesdd", "zgesdd")
+)
 
 
 def here(ctx: Context) -> bool:
@@ -63,7 +65,9 @@ def svd(x: jax.Array, *, full: bool) -> tuple[jax.Array, jax.Array, jax.Array, j
 
 
 def _type(x: jax.Array, shape: tuple[int, ...] | None = None, *, real: bool = False) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape if shape is None else shape, np.zeros((), x.dtype).real.dtype if real else x.dtype)
+    return jax.ShapeDtypeStruct(
+        x.shape if shape is None else shape, np.zeros((), x.dtype).real.dtype if real else x.dtype
+    )
 
 
 def _call(target: str, x: jax.Array, types: Sequence[jax.ShapeDtypeStruct], **attributes: bool) -> Sequence[jax.Array]:

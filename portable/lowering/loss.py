@@ -6,6 +6,7 @@ The formulas are those of the documentation of ``torch.nn``; NaN spreads as thro
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,17 +18,11 @@ from jax import lax
 from portable import dtypes
 from portable.lowering.bounds import holds
 from portable.lowering.context import Context
-from portable.lowering.registry import DEFAULT, broadcast, cast, described, lower, register
+from portable.lowering.registry import DEFAULT, broadcast, cast, described, lower, narrowed, register
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
 Formula = Callable[..., jax.Array]
-
-
-def rounding(dtype: Any) -> Callable[[jax.Array], jax.Array]:
-    """Rounds a float32 to ``dtype``, if that is half precision. (XLA may drop a conversion there and back.)"""
-    bits = {"bfloat16": (8, 7), "float16": (5, 10)}.get(np.dtype(dtype).name)
-    return (lambda v: lax.reduce_precision(v, *bits)) if bits else lambda v: v
 
 
 def operands(*xs: jax.Array) -> list[jax.Array]:
@@ -93,32 +88,39 @@ def _huber_slope(x: jax.Array, target: jax.Array, delta: float) -> jax.Array:
     return lax.select(z < -bound, -bound, lax.select(z > bound, bound, z))
 
 
-def _soft_margin(x: jax.Array, target: jax.Array) -> jax.Array:
-    return lax.log1p(lax.exp(-x * target))
-
-
-def _soft_margin_slope(x: jax.Array, target: jax.Array) -> jax.Array:
-    # NaN where exp overflows, as in torch
-    z = lax.exp(-x * target)
-    return -target * z / (1 + z)
-
-
 LOSSES: dict[Any, Formula] = {
     aten.mse_loss.default: lambda x, target: lax.square(x - target),
     aten.smooth_l1_loss.default: _smooth_l1,
     aten.huber_loss.default: _huber,
-    aten.soft_margin_loss.default: _soft_margin,
 }
 GRADIENTS: dict[Any, Formula] = {
     aten.mse_loss_backward.default: lambda x, target: 2 * (x - target),
     aten.smooth_l1_loss_backward.default: _smooth_l1_slope,
     aten.huber_loss_backward.default: _huber_slope,
-    aten.soft_margin_loss_backward.default: _soft_margin_slope,
 }
 for _op, _formula in LOSSES.items():
     register(_op, _loss(_formula), f"{__file__}: LOSSES")
 for _op, _formula in GRADIENTS.items():
     register(_op, _gradient(_formula), f"{__file__}: GRADIENTS")
+
+
+@lower(aten.soft_margin_loss.default)
+def soft_margin_loss(ctx: Context, x: jax.Array, target: jax.Array, reduction: int = MEAN) -> jax.Array:
+    """``log(1 + exp(-y x))``, rounded after each step as torch does: exp overflows in half precision."""
+    rounded = partial(narrowed, dtype=ctx.result.dtype)
+    x, target = operands(x, target)
+    return reduced(ctx, rounded(lax.log1p(rounded(lax.exp(rounded(-x * target))))), reduction)
+
+
+@lower(aten.soft_margin_loss_backward.default)
+def soft_margin_loss_backward(ctx: Context, g: jax.Array, x: jax.Array, target: jax.Array, reduction: int) -> jax.Array:
+    """NaN where exp overflows, as in torch."""
+    rounded, count = partial(narrowed, dtype=ctx.result.dtype), x.size
+    g, x, target = operands(g, x, target)
+    z = rounded(lax.exp(rounded(-target * x)))
+    norm = lax.full_like(z, 1 / count if reduction == MEAN and count else 1.0)
+    slope = rounded(rounded(rounded(target * z) * -norm) / rounded(z + 1))
+    return cast(broadcast(slope * g, ctx.result.shape), ctx.result.dtype)
 
 
 @lower(aten.binary_cross_entropy.default)
@@ -164,7 +166,7 @@ def binary_cross_entropy_with_logits(
 
     For torch this is a chain of ops: half precision is rounded after each, which shows where the terms cancel.
     """
-    r = rounding(x.dtype)
+    r = partial(narrowed, dtype=ctx.result.dtype)
     given = [x, target, *(w for w in (weight, pos_weight) if w is not None)]
     x, target, *weights = operands(*given)
     log_sigmoid = r(lax.min(x, lax.full_like(x, 0)) - lax.log1p(lax.exp(-lax.abs(x))))

@@ -198,4 +198,3 @@ def _bytecode(lowered: Any) -> bytes:
     from jax._src.interpreters import mlir
 
     return mlir.module_to_bytecode(lowered.compiler_ir("stablehlo"))
-

@@ -148,7 +148,10 @@ def randn_like(ctx: Context, _: jax.Array, *, generator: Any = None, **__: Any) 
 
 def _scaled_normal(ctx: Context, mean: Any, std: Any, generator: Any) -> jax.Array:
     z = seeded(ctx, ctx.result, lambda out, g: out.normal_(generator=g), generator)
-    z = cast(_normal(ctx, ctx.result, generator) if z is None else z, dtypes.to_torch(_wide(ctx.result.dtype)))
+    dtype = ctx.result.dtype if ctx.result.dtype.is_complex else dtypes.to_torch(_wide(ctx.result.dtype))
+    z = cast(_normal(ctx, ctx.result, generator) if z is None else z, dtype)
+    if z.dtype.kind == "c" and not isinstance(mean, jax.Array):
+        mean = complex(mean, mean)  # torch shifts both parts
     return cast(lax.add(lax.mul(z, _constant(z, std)), _constant(z, mean)), ctx.result.dtype)
 
 

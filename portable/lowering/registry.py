@@ -241,6 +241,19 @@ def cast(x: Any, dtype: torch.dtype) -> jax.Array:
         return jax.numpy.asarray(np.asarray(x).astype(to))
 
 
+def narrowed(x: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """A float32 array rounded to the half precision ``dtype`` and kept wide; as it is for other dtypes.
+
+    For the ops that torch computes in half precision step by step. (`lax.reduce_precision` has no subnormal numbers,
+    and those of float16 are large.)
+    """
+    if x.dtype != np.float32 or dtype not in (torch.bfloat16, torch.float16):
+        return x
+    if dtype == torch.bfloat16:
+        return lax.reduce_precision(x, 8, 7)
+    return lax.convert_element_type(lax.convert_element_type(x, np.float16), np.float32)
+
+
 @functools.cache
 def _saturates_at(dtype: torch.dtype) -> float:
     """The largest number of ``dtype`` if torch gives it for every larger one, else 0.0: releases of torch differ in

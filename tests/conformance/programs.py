@@ -54,7 +54,10 @@ class Program:
         return values
 
     def __repr__(self) -> str:
-        lines = [f"v{i} = torch.tensor({t.tolist()}, dtype={t.dtype}).reshape{tuple(t.shape)}" for i, t in enumerate(self.inputs)]
+        lines = [
+            f"v{i} = torch.tensor({t.tolist()}, dtype={t.dtype}).reshape{tuple(t.shape)}"
+            for i, t in enumerate(self.inputs)
+        ]
         for i, step in enumerate(self.steps, len(self.inputs)):
             lines.append(f"v{i} = {step.text.format(*(f'v{o}' for o in step.operands))}")
         return "\n".join(lines)
@@ -114,7 +117,9 @@ def has_dims(least: int, most: int = 8) -> Callable[..., bool]:
     return lambda *tensors: all(least <= t.ndim <= most for t in tensors)
 
 
-def plain(name: str, arity: int, fits: Callable[..., bool], function: Callable[..., torch.Tensor], **kinds: bool) -> None:
+def plain(
+    name: str, arity: int, fits: Callable[..., bool], function: Callable[..., torch.Tensor], **kinds: bool
+) -> None:
     operands = ", ".join(["{}"] * arity)
     OPS[name] = Op(arity, fits, lambda draw, *tensors: (f"torch.{name}({operands})", function), **kinds)
 
@@ -154,15 +159,18 @@ plain("div", 2, broadcast, torch.div, exact=False, needs_exact=True)
 for _name in ("remainder", "fmod", "floor_divide"):
     plain(_name, 2, both(broadcast, is_number), getattr(torch, _name), needs_exact=True)
 for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
-    plain(_name, 2, both(broadcast, lambda x, y: not x.is_floating_point() and not y.is_floating_point()), getattr(torch, _name))
+    plain(
+        _name,
+        2,
+        both(broadcast, lambda x, y: not x.is_floating_point() and not y.is_floating_point()),
+        getattr(torch, _name),
+    )
 for _name in ("bitwise_left_shift", "bitwise_right_shift", "gcd"):
     plain(_name, 2, both(broadcast, is_integer), getattr(torch, _name))
 plain("atan2", 2, both(broadcast, is_float), torch.atan2, exact=False, needs_exact=True)
 plain("hypot", 2, both(broadcast, is_float, lambda x, y: x.dtype == y.dtype), torch.hypot, exact=False)
 plain("logaddexp", 2, both(broadcast, is_float, lambda x, y: x.dtype == y.dtype), torch.logaddexp, exact=False)
-plain(
-    "where", 3, both(broadcast, lambda c, x, y: c.dtype is torch.bool), torch.where
-)
+plain("where", 3, both(broadcast, lambda c, x, y: c.dtype is torch.bool), torch.where)
 
 
 @drawn("scalar", 1, is_any)
@@ -369,7 +377,9 @@ def gather(draw: Any, x: torch.Tensor) -> Any:
     name = draw(st.sampled_from(["index_select", "index"]))
     index = draw(st.lists(st.integers(0, x.shape[dim] - 1), max_size=5))
     if name == "index_select":
-        return f"{{}}.index_select({dim}, {index})", lambda x: x.index_select(dim, torch.tensor(index, dtype=torch.int64))
+        return f"{{}}.index_select({dim}, {index})", lambda x: x.index_select(
+            dim, torch.tensor(index, dtype=torch.int64)
+        )
     index = draw(st.lists(st.integers(-x.shape[0], x.shape[0] - 1), max_size=5))
     return f"{{}}[{index}]", lambda x: x[torch.tensor(index, dtype=torch.int64)]
 
@@ -379,11 +389,23 @@ def index_put(draw: Any, x: torch.Tensor) -> Any:
     index = draw(st.lists(st.integers(-x.shape[0], x.shape[0] - 1), max_size=5))
     return (
         f"{{}}.index_put(({index},), 1, accumulate=True)",
-        lambda x: x.index_put((torch.tensor(index, dtype=torch.int64),), torch.ones((), dtype=x.dtype), accumulate=True),
+        lambda x: x.index_put(
+            (torch.tensor(index, dtype=torch.int64),), torch.ones((), dtype=x.dtype), accumulate=True
+        ),
     )
 
 
-@drawn("scatter_reduce", 2, lambda x, y: is_number(x) and 0 < x.ndim == y.ndim and x.dtype == y.dtype and all(x.shape) and x.dtype not in (torch.float16, torch.bfloat16))
+@drawn(
+    "scatter_reduce",
+    2,
+    lambda x, y: (
+        is_number(x)
+        and 0 < x.ndim == y.ndim
+        and x.dtype == y.dtype
+        and all(x.shape)
+        and x.dtype not in (torch.float16, torch.bfloat16)
+    ),
+)
 def scatter_reduce(draw: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     if any(a < b for a, b in zip(x.shape, y.shape, strict=True)):
         return None
@@ -393,11 +415,17 @@ def scatter_reduce(draw: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     shape = tuple(y.shape)
     return (
         f"{{}}.scatter_reduce({dim}, torch.tensor({values}).reshape{shape}, {{}}, '{how}', include_self={own})",
-        lambda x, y: x.scatter_reduce(dim, torch.tensor(values, dtype=torch.int64).reshape(shape), y, how, include_self=own),
+        lambda x, y: x.scatter_reduce(
+            dim, torch.tensor(values, dtype=torch.int64).reshape(shape), y, how, include_self=own
+        ),
     )
 
 
-@drawn("masked_fill", 2, lambda x, m: m.dtype is torch.bool and broadcast(x, m) and torch.broadcast_shapes(x.shape, m.shape) == x.shape)
+@drawn(
+    "masked_fill",
+    2,
+    lambda x, m: m.dtype is torch.bool and broadcast(x, m) and torch.broadcast_shapes(x.shape, m.shape) == x.shape,
+)
 def masked_fill(draw: Any, x: torch.Tensor, m: torch.Tensor) -> Any:
     number = draw(st.sampled_from([0, 1]))
     return f"{{}}.masked_fill({{}}, {number})", lambda x, m: x.masked_fill(m, number)
@@ -473,7 +501,19 @@ def _multiplies(x: torch.Tensor, y: torch.Tensor) -> bool:
         return False
 
 
-@drawn("conv1d", 2, lambda x, w: _same_float(x, w) and x.ndim in (2, 3) and w.ndim == 3 and x.shape[-2] == w.shape[1] and all(w.shape) and all(x.shape), exact=False)
+@drawn(
+    "conv1d",
+    2,
+    lambda x, w: (
+        _same_float(x, w)
+        and x.ndim in (2, 3)
+        and w.ndim == 3
+        and x.shape[-2] == w.shape[1]
+        and all(w.shape)
+        and all(x.shape)
+    ),
+    exact=False,
+)
 def conv1d(draw: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
     stride, padding, dilation = draw(st.integers(1, 2)), draw(st.integers(0, 3)), draw(st.integers(1, 2))
     if x.shape[-1] + 2 * padding < dilation * (w.shape[-1] - 1) + 1:
@@ -502,7 +542,13 @@ def pool(draw: Any, x: torch.Tensor) -> Any:
     )
 
 
-@drawn("layer_norm", 1, lambda x: is_float(x) and x.ndim > 0 and all(x.shape) and x.shape[-1] > 1, exact=False, needs_exact=True)
+@drawn(
+    "layer_norm",
+    1,
+    lambda x: is_float(x) and x.ndim > 0 and all(x.shape) and x.shape[-1] > 1,
+    exact=False,
+    needs_exact=True,
+)
 def layer_norm(draw: Any, x: torch.Tensor) -> Any:
     return "F.layer_norm({0}, {0}.shape[-1:])", lambda x: F.layer_norm(x, x.shape[-1:])
 

@@ -1,6 +1,6 @@
 """Writes docs/support.md: how every operator of torch's database runs on each target, from the data of `pt.coverage`.
 
-    python -m tests.conformance.support_matrix
+python -m tests.conformance.support_matrix
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def page() -> str:
     lines = [
         "# What runs where",
         "",
-        f"How the {len(ways)} operators of torch's operator database run on each target: the database's first sample of",
-        "each, in float32 where the operator takes that. *Lowered*: as StableHLO, whole. *Fallback*: as torch's own kernel",
-        "within the program. *Refused*: by name. The xla:cpu column is verified by the tests; the others are what lowers",
-        "for the platform, run by no device here. `pt.coverage(model, args)` says the same of a model.",
+        f"How the {len(ways)} operators of torch's operator database run on each target: the database's first sample",
+        "of each, in float32 where the operator takes that. *Lowered*: as StableHLO, whole. *Fallback*: as torch's own",
+        "kernel within the program. *Refused*: by name. The column xla:cpu is verified by the tests; the others are",
+        "what lowers for the platform, run by no device here. `pt.coverage(model, args)` says the same of a model.",
         "",
         "Written by `python -m tests.conformance.support_matrix`.",
         "",
@@ -64,14 +64,22 @@ def page() -> str:
         f"|---|{'---|' * len(ALL)}",
     ]
     lines += [f"| {how} | {' | '.join(str(counts[target][how]) for target in ALL)} |" for how in WAYS]
-    lines += ["", "## Not lowered everywhere", "", f"| operator | {' | '.join(ALL)} | why |", f"|---|{'---|' * len(ALL)}---|"]
+    lines += [
+        "",
+        "## Not lowered everywhere",
+        "",
+        f"| operator | {' | '.join(ALL)} | why |",
+        f"|---|{'---|' * len(ALL)}---|",
+    ]
     families: dict[str, list[str]] = defaultdict(list)
     for name, found in ways.items():
         if all(how == LOWERED for how, _ in found.values()):
             families[name.partition(".")[0] if "." in name else ""].append(name)
             continue
         why = next(reason for how, reason in found.values() if how != LOWERED)
-        lines.append(f"| {name} | {' | '.join(found[target][0] for target in ALL)} | {why.replace('|', chr(92) + '|')} |")
+        lines.append(
+            f"| {name} | {' | '.join(found[target][0] for target in ALL)} | {why.replace('|', chr(92) + '|')} |"
+        )
     lines += ["", "## Lowered everywhere", ""]
     for family in sorted(families):
         lines += [f"**{family or 'torch'}**: {', '.join(families[family])}", ""]

@@ -31,7 +31,9 @@ def test_lowering_takes_a_quarter_of_the_time_of_capture_at_most():
         torch._dynamo.reset()
         compiled = pt.compile(model_of(kind), backend="xla")
         images = kind in IMAGES
-        inputs = {"pixel_values": torch.randn(2, 3, 32, 32)} if images else {"input_ids": torch.randint(3, 100, (2, 12))}
+        inputs = (
+            {"pixel_values": torch.randn(2, 3, 32, 32)} if images else {"input_ids": torch.randint(3, 100, (2, 12))}
+        )
         with torch.no_grad():
             compiled(**inputs)
         done = pt.explain(compiled, show=False).compiles

@@ -4,6 +4,7 @@ FUZZ_SECONDS and FUZZ_SEED say how long and from which seed on; a failure prints
 """
 
 import os
+import sys
 import time
 
 import pytest
@@ -102,6 +103,6 @@ def test_ten_minutes_of_random_programs(capsys):
             batch(kind, number, BATCH)
         number += 1
     with capsys.disabled():
-        print(f"\nrandom programs: seeds {first} to {number - 1}, {BATCH} of each of {', '.join(CHECKS)} a seed")
-
-
+        sys.stdout.write(
+            f"\nrandom programs: seeds {first} to {number - 1}, {BATCH} of each of {', '.join(CHECKS)} a seed\n"
+        )

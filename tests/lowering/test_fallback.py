@@ -356,7 +356,7 @@ def test_an_op_that_is_called_for_its_effect_is_refused(scratch):
 def test_on_a_platform_that_is_no_host_the_refusal_says_so():
     program = Program("tpu", "tpu", fallback=True)
     with pytest.raises(Refused, match="cannot be called inside a program on tpu"):
-        fallback.torch_kernel(Context(program, A.linalg_matrix_exp.default, None), "tpu", (), {})
+        fallback.torch_kernel(Context(program, A.linalg_matrix_exp.default, None), (), {})
 
 
 def test_what_is_random_or_goes_by_storage_is_refused_with_both_reasons():

@@ -7,6 +7,7 @@ import torch
 
 import portable
 from portable.errors import UnsupportedOpError
+from portable.lowering import lapack
 from portable.testing import lowered
 
 L = torch.linalg
@@ -164,6 +165,36 @@ def test_gradients(name, transposed):
 
     x = positive(2, dtype=torch.float64)
     agrees(gradient, x.mT if transposed else x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (2, 5, 5), (2, 3), (3, 6), (6, 3), (2, 2, 3, 40), (30, 30)], ids=str)
+def test_signs_and_phases_of_vectors_are_eagers(shape, dtype):
+    def factors(x):
+        square = x @ x.mH if x.shape[-2] <= x.shape[-1] else x.mH @ x
+        return *L.eigh(square), *L.eigh(square, UPLO="U"), *L.svd(x), *L.svd(x, full_matrices=False)
+
+    torch.manual_seed(0)
+    agrees(factors, torch.randn(shape, dtype=dtype))
+
+
+def test_the_basis_of_a_space_of_several_eigenvectors_is_eagers():
+    agrees(lambda x: (*L.eigh(x), *L.svd(x)), torch.diag(torch.tensor([2.0, 1, 1, 1, 0, 0])))
+
+
+def test_eigh_of_what_does_not_converge_raises_as_in_eager():
+    x = torch.full((3, 3), NAN)
+    with pytest.raises(torch.linalg.LinAlgError, match="linalg.eigh"):
+        L.eigh(x)
+    with pytest.raises(torch.linalg.LinAlgError, match="linalg.eigh"):
+        lowered(L.eigh, x)
+
+
+def test_without_a_compiler_jaxlibs_lapack_has_to_do(monkeypatch):
+    monkeypatch.setattr(lapack, "_usable", lambda: False)
+    x = torch.randn(3, 3, dtype=torch.float64)
+    values, vectors = lowered(L.eigh, x + x.mT)
+    torch.testing.assert_close(vectors @ values.diag() @ vectors.mT, x + x.mT)
 
 
 def test_eigenvectors_and_singular_vectors_rebuild_the_matrix():

@@ -118,3 +118,9 @@ def test_cross_entropy_of_a_linear_layer(reduction):
         return F.linear_cross_entropy(x, w, target, linear_bias=b, reduction=reduction)
 
     assert_agree(losses, normal(5, 4), normal(6, 4, seed=1), normal(6, seed=2))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_soft_margin_loss_overflows_in_float16_as_eager_does(reduction):
+    x, target = normal(4, 6).half() * 12, normal(4, 6, seed=1).sign().half()
+    assert_agree(lambda x: F.soft_margin_loss(x, target, reduction=reduction), x)

@@ -111,6 +111,23 @@ def test_slopes_that_the_function_seeds_itself(agrees):
         agrees({"rrelu": program}, torch.linspace(-1, 1, 30))
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float16])
+def test_normal_numbers_that_the_function_seeds_itself(agrees, dtype):
+    def program(x):
+        torch.manual_seed(7)
+        return x.clone().normal_(1.5, 2.0)
+
+    with torch.random.fork_rng():
+        agrees({"normal_": program}, torch.zeros(30, dtype=dtype))
+
+
+def test_complex_normal_numbers_have_half_the_variance_in_each_part():
+    z = lowered(lambda x: x.clone().normal_(1.5, 2.0), torch.zeros(N, dtype=torch.complex64))
+    for part in (z.real, z.imag):
+        assert abs(part.mean().item() - 1.5) < 0.1
+        assert abs(part.var().item() - 2) < 0.1
+
+
 def test_a_draw_that_depends_on_data_after_a_seed_is_refused():
     def program(x):
         torch.manual_seed(7)

@@ -75,12 +75,10 @@ def log_softmax_backward(ctx: Context, grad: jax.Array, y: jax.Array, dim: int, 
 def logsumexp(ctx: Context, x: jax.Array, dim: Any, keepdim: bool = False) -> jax.Array:
     x = widened(cast(x, ctx.result.dtype))
     reduced = axes(x.ndim, dim)
-    if is_complex(x):
-        ctx.refuse("of complex numbers")
     if 0 in (x.shape[d] for d in reduced):
         return lax.full(ctx.result.shape, num(-np.inf, x)).astype(ctx.result.jax_dtype)
-    largest = lax.reduce_max(x, reduced)
+    largest = lax.reduce_max(lax.real(x) if is_complex(x) else x, reduced)
     # an infinite maximum is not subtracted: inf - inf is NaN
-    largest = where(lax.eq(lax.abs(largest), num(np.inf, x)), 0, largest)
+    largest = where(lax.eq(lax.abs(largest), num(np.inf, largest)), 0, largest).astype(x.dtype)
     total = lax.reduce_sum(lax.exp(lax.sub(x, keep_axes(largest, x, reduced))), reduced)
     return finish(lax.add(lax.log(total), largest), ctx.result)

@@ -54,3 +54,15 @@ def test_softmax_of_rows_with_infinities(agrees, dtype):
 
 def test_softmax_of_0d_and_of_an_inner_dim(agrees):
     agrees({"0-d": lambda x: F.softmax(x[0, 0, 0], 0), "inner": lambda x: F.log_softmax(x, 1)}, torch.ones(2, 3, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_logsumexp_and_its_running_form(agrees, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(4, 30, dtype=dtype) * 3  # angles add up beyond π
+    x[0, 3], x[1, 5], x[2, 7] = complex("-inf+1j"), complex("inf+0.5j"), complex("nan")
+    x[3, 0], x[3, 1] = complex("-inf"), complex("-inf+2j")
+    functions = {f"logcumsumexp({d})": lambda x, d=d: torch.logcumsumexp(x, d) for d in (0, 1)}
+    functions |= {f"logsumexp({d})": lambda x, d=d: torch.logsumexp(x, d) for d in (1, (0, 1))}
+    functions |= {"empty": lambda x: torch.logsumexp(x[:0], 0), "none": lambda x: torch.logcumsumexp(x[:0], 0)}
+    agrees(functions, x)

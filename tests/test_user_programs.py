@@ -201,3 +201,17 @@ def test_a_linear_layer_with_float8_weights():
     torch.manual_seed(0)
     x, w = torch.randn(4, 16), torch.randn(8, 16).to(torch.float8_e4m3fn)
     assert_agrees(lambda x, w: F.linear(x, w.to(x.dtype)), x, w)
+
+
+@pytest.mark.parametrize("out", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_scaled_product_of_float8_matrices(out):
+    torch.manual_seed(0)
+    x, w = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(16, 32).to(torch.float8_e4m3fn).t()
+    scales = torch.tensor(0.7), torch.tensor(1.3)
+
+    def product(x, w, s, t):
+        return torch._scaled_mm(x, w, s, t, out_dtype=out)
+
+    want, got = product(x, w, *scales), compiled(product)(x, w, *scales)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got.float(), want.float(), rtol=1e-2, atol=1e-2)

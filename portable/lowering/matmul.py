@@ -55,6 +55,33 @@ def int_mm(ctx: Context, x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.dot_general(x, y, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32)
 
 
+@lower(aten._scaled_mm.default)
+def scaled_mm(
+    ctx: Context,
+    x: jax.Array,
+    y: jax.Array,
+    scale_x: jax.Array,
+    scale_y: jax.Array,
+    bias: jax.Array | None = None,
+    scale_result: jax.Array | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> jax.Array:
+    """float8 products in float32, with one scale, or one for each row of ``x`` and column of ``y``."""
+    scales = ((scale_x, (x.shape[0], 1)), (scale_y, (1, y.shape[1])))
+    if scale_result is not None or any(s.size != 1 and s.shape != shape for s, shape in scales):
+        ctx.refuse("scales of blocks, or of the result")
+    wide = [lax.convert_element_type(v, jnp.float32) for v in (x, y)]
+    scaled = [
+        lax.mul(v, broadcast(s.reshape((1, 1)) if s.size == 1 else s, v.shape))
+        for v, (s, _) in zip(wide, scales, strict=True)
+    ]
+    product = dot_wide(ctx, *scaled)
+    if bias is not None:
+        product = lax.add(product, broadcast(cast(bias, torch.float32), product.shape))
+    return cast(product, ctx.result.dtype)
+
+
 @lower(aten.mv.default, aten.dot.default)
 def mv(ctx: Context, x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.convert_element_type(contract(ctx, x, y, ((x.ndim - 1,), (0,))), x.dtype)

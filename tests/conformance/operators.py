@@ -29,11 +29,10 @@ TOLERANCE = {
 
 
 class Limitation(NamedTuple):
-    """What does not pass yet: an operator's values or gradients in some dtypes, and why."""
+    """An operator that is refused in a dtype, and why."""
 
     op: str
     dtype: str
-    of: str
     reason: str
 
 
@@ -41,7 +40,7 @@ def limitations() -> list[Limitation]:
     """The entries of limitations.toml, one for each operator and dtype."""
     table = tomllib.loads(LIMITATIONS.read_text(encoding="utf-8"))
     return [
-        Limitation(op, dtype, entry["of"], entry["reason"])
+        Limitation(op, dtype, entry["reason"])
         for entry in table.get("limitation", ())
         for op in entry["ops"]
         for dtype in entry["dtypes"]

@@ -13,6 +13,7 @@ from jax import lax
 
 from portable import dtypes
 from portable.lowering.context import Context, Spec
+from portable.lowering.elementwise import true_div
 from portable.lowering.registry import TracedScalar, broadcast, cast, lower
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -124,17 +125,17 @@ def iota(ctx: Context, length: int, *, start: int, step: int, **_: Any) -> jax.A
     return steps(ctx, start, step, length)
 
 
-def spaced(start: Any, end: Any, count: int, dtype: torch.dtype) -> jax.Array:
+def spaced(start: Any, end: Any, count: int, dtype: torch.dtype, wide: torch.dtype | None = None) -> jax.Array:
     """``count`` equal steps as torch's CPU kernel takes them: from the start up to the middle, from the end after it.
 
-    The step is computed in double for integers, else in the result's own type.
+    The step is computed in ``wide``: by default double for integers, else the result's own type.
     """
-    wide = dtype if dtype.is_floating_point or dtype.is_complex else torch.float64
+    wide = wide or (dtype if dtype.is_floating_point or dtype.is_complex else torch.float64)
     low, high = (lax.reshape(cast(cast(v, dtype), wide), ()) for v in (start, end))
     if count == 1:
         return lax.reshape(low, (1,))
     kind = low.dtype
-    step = lax.div(lax.sub(high, low), jnp.asarray(count - 1, kind))
+    step = true_div(lax.sub(high, low), jnp.asarray(count - 1, kind))
     index = lax.iota(np.int64, count)
     up = lax.convert_element_type(index, kind)
     down = lax.convert_element_type(lax.sub(lax.full_like(index, count - 1), index), kind)
@@ -154,7 +155,13 @@ def linspace(ctx: Context, start: Any, end: Any, steps: int, **_: Any) -> jax.Ar
 def logspace(ctx: Context, start: Any, end: Any, steps: int, base: float = 10.0, **_: Any) -> jax.Array:
     if steps == 0:
         return filled(ctx.result, 0)
-    exponent = spaced(start, end, steps, ctx.result.dtype)
+    dtype = ctx.result.dtype
+    if steps == 1 and dtype.is_floating_point:
+        exponent = lax.reshape(cast(start, torch.float64), (1,))  # not rounded first
+    else:
+        exponent = spaced(
+            start, end, steps, dtype, torch.float32 if dtype.itemsize < 4 and dtype.is_floating_point else None
+        )
     wide = exponent.dtype if dtypes.to_torch(exponent.dtype).is_complex else np.float64
     exponent = lax.convert_element_type(exponent, wide)
     return cast(lax.pow(jnp.full((steps,), base, wide), exponent), ctx.result.dtype)

@@ -12,7 +12,7 @@ from jax import lax
 
 from portable.lowering.bounds import divisible
 from portable.lowering.context import Context
-from portable.lowering.elementwise import is_float, is_nan, is_signed, num, trunc
+from portable.lowering.elementwise import is_float, is_signed, num, true_div, trunc
 from portable.lowering.registry import (
     DEFAULT,
     INT_TO_FLOAT,
@@ -24,15 +24,6 @@ from portable.lowering.registry import (
 )
 
 aten = torch.ops.aten
-
-
-def true_div(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The correctly rounded quotient.
-
-    XLA divides by a broadcast value as ``x * (1 / y)``, which is not: 49 / 49 would be 0.99999994, and anything over
-    3e38 zero. A divisor that depends on the dividend (its NaN, which decides the quotient anyway) is left alone.
-    """
-    return lax.div(x, lax.select(is_nan(x), x, y)) if is_float(x) else lax.div(x, y)
 
 
 def remainder(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -62,6 +62,17 @@ def is_nan(x: jax.Array) -> jax.Array:
     return lax.ne(x, x)
 
 
+def true_div(x: jax.Array, y: jax.Array | np.ndarray) -> jax.Array:
+    """The correctly rounded quotient; ``y`` may be 0-d.
+
+    XLA divides by a broadcast value as ``x * (1 / y)``, which is not: 49 / 49 would be 0.99999994, and anything over
+    3e38 zero. A divisor that depends on the dividend (its NaN, which decides the quotient anyway) is left alone.
+    """
+    if not is_float(x):
+        return lax.div(x, y)
+    return lax.div(x, lax.select(is_nan(x), x, jnp.broadcast_to(y, x.shape)))
+
+
 def sign_bit(x: jax.Array) -> jax.Array:
     """Whether the sign bit of a float is set (-0.0 and negative NaNs have it)."""
     bits = np.dtype(f"int{8 * x.dtype.itemsize}")
@@ -211,8 +222,8 @@ def round_decimals(x: jax.Array, *, decimals: int) -> jax.Array:
         return round_half_even(x)
     scale = num(10.0 ** abs(decimals), x)
     if decimals < 0:
-        return lax.mul(round_half_even(lax.div(x, scale)), scale)
-    return lax.div(round_half_even(lax.mul(x, scale)), scale)
+        return lax.mul(round_half_even(true_div(x, scale)), scale)
+    return true_div(round_half_even(lax.mul(x, scale)), scale)
 
 
 def sign(x: jax.Array) -> jax.Array:

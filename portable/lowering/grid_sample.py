@@ -19,6 +19,7 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context
+from portable.lowering.elementwise import true_div
 from portable.lowering.registry import cast, lower, narrowed
 
 aten = torch.ops.aten
@@ -47,7 +48,7 @@ def reflected(x: jax.Array, low: float, high: float, r: Round) -> jax.Array:
     least, span = low / 2, (high - low) / 2
     x = r(lax.abs(r(x - least)))
     extra = lax.rem(x, lax.full_like(x, span))
-    flips = lax.floor(r(x / span))
+    flips = lax.floor(r(true_div(x, lax.full_like(x, span))))
     even = lax.eq(lax.rem(flips, lax.full_like(flips, 2)), lax.full_like(flips, 0))
     return lax.select(even, r(extra + least), r(r(span - extra) + least))
 

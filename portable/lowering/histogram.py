@@ -14,6 +14,7 @@ from jax import lax
 
 from portable.lowering.context import Context, Spec
 from portable.lowering.creation import spaced
+from portable.lowering.elementwise import true_div
 from portable.lowering.registry import broadcast, cast, lower
 from portable.lowering.scatter import rows
 from portable.lowering.sorting import search
@@ -42,7 +43,7 @@ def histc(ctx: Context, x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 
     if flat.size == 0:
         return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
     low, high = broadcast(low, flat.shape), broadcast(high, flat.shape)
-    position = lax.div(lax.mul(lax.sub(flat, low), lax.full_like(flat, bins)), lax.sub(high, low))
+    position = true_div(lax.mul(lax.sub(flat, low), lax.full_like(flat, bins)), lax.sub(high, low))
     inside = lax.bitwise_and(lax.ge(flat, low), lax.le(flat, high))
     position = lax.convert_element_type(lax.select(inside, position, lax.full_like(flat, 0)), np.int64)
     position = lax.min(position, lax.full_like(position, bins - 1))

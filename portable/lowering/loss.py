@@ -18,6 +18,7 @@ from jax import lax
 from portable import dtypes
 from portable.lowering.bounds import holds
 from portable.lowering.context import Context
+from portable.lowering.elementwise import true_div
 from portable.lowering.registry import DEFAULT, broadcast, cast, described, lower, narrowed, register
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ def reduced(ctx: Context, losses: jax.Array, reduction: int) -> jax.Array:
     if reduction != NONE:
         count = losses.size
         losses = lax.reduce_sum(losses, tuple(range(losses.ndim)))
-        losses = lax.div(losses, lax.full_like(losses, count)) if reduction == MEAN else losses
+        losses = true_div(losses, lax.full_like(losses, count)) if reduction == MEAN else losses
     return cast(lax.reshape(losses, ctx.result.shape), ctx.result.dtype)
 
 

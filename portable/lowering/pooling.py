@@ -17,6 +17,7 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context
+from portable.lowering.elementwise import true_div
 from portable.lowering.registry import cast, lower
 
 aten = torch.ops.aten
@@ -130,7 +131,7 @@ def avg_pool(
     pool = Pool.of(rank, x.shape, ctx.result.shape, kernel_size, stride, padding)
     sums = window_sums(accumulating(x), pool)
     by = divisors(pool, count_include_pad, divisor_override).astype(sums.dtype)
-    return cast(lax.div(sums, jnp.broadcast_to(by, sums.shape)), ctx.result.dtype)
+    return cast(true_div(sums, jnp.broadcast_to(by, sums.shape)), ctx.result.dtype)
 
 
 @lower(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)

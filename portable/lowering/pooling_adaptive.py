@@ -14,6 +14,7 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context
+from portable.lowering.elementwise import true_div
 from portable.lowering.pooling import LAST, accumulating, later_maximum, lowest, positions, scatter_flat
 from portable.lowering.registry import cast, lower
 
@@ -55,7 +56,7 @@ def adaptive_avg_pool(ctx: Context, x: jax.Array, output_size: Sequence[int]) ->
     for axis in range(x.ndim - rank, x.ndim):
         total = range_sums(total, axis, *adaptive_windows(x.shape[axis], ctx.result.shape[axis]))
     area = _lengths(x.shape[-rank:], ctx.result.shape[-rank:], total.dtype)
-    return cast(lax.div(total, jnp.broadcast_to(area, total.shape)), ctx.result.dtype)
+    return cast(true_div(total, jnp.broadcast_to(area, total.shape)), ctx.result.dtype)
 
 
 @lower(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)

@@ -13,7 +13,7 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context, Spec
-from portable.lowering.elementwise import is_complex, is_float, is_nan, num, where
+from portable.lowering.elementwise import is_complex, is_float, is_nan, num, true_div, where
 from portable.lowering.registry import cast, lower
 
 aten = torch.ops.aten
@@ -71,7 +71,7 @@ def prod(ctx: Context, x: jax.Array, dim: Any = None, keepdim: bool = False, *, 
 def mean(ctx: Context, x: jax.Array, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
     reduced = axes(x.ndim, dim)
     total = lax.reduce_sum(widened(cast(x, ctx.result.dtype)), reduced)
-    return finish(lax.div(total, num(size(x, reduced), total)), ctx.result)
+    return finish(true_div(total, lax.full_like(total, size(x, reduced))), ctx.result)
 
 
 # Truth

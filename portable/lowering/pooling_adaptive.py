@@ -133,8 +133,10 @@ def fractional_max_pool(
     ``u`` is the sample of plane and dimension; in 2d ordered (width, height), in 3d (time, height, width).
     """
     rank = len(kernel_size)
+    if 0 in ctx.result[0].shape:
+        return tuple(jnp.zeros(r.shape, r.jax_dtype) for r in ctx.result)
     planes = int(np.prod(x.shape[:-rank]))
-    samples = lax.reshape(random_samples, (planes, rank)) if planes else random_samples
+    samples = lax.reshape(random_samples, (planes, rank))
     taps, inside = [], []
     for d, (n, k, out) in enumerate(zip(x.shape[-rank:], kernel_size, output_size, strict=True)):
         u = samples[:, (1 - d) if rank == 2 else d, None]

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from portable.testing import lowered
 from tests.lowering.networks import assert_agree
 
 # kernel, stride, padding, ceil_mode
@@ -89,3 +90,13 @@ def test_integers():
 def test_an_empty_batch():
     x = torch.zeros(0, 3, 6, 6)
     assert_agree(lambda x: [F.max_pool2d(x, 2), F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 2)], x)
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 4, 5, 4), (0, 4, 5, 4)], ids=str)
+def test_fractional_pooling_of_nothing(shape):
+    def pooled(x):
+        return F.fractional_max_pool3d(x, 2, output_size=2, return_indices=True)
+
+    for want, got in zip(pooled(torch.ones(shape)), lowered(pooled, torch.ones(shape)), strict=True):
+        assert got.shape == want.shape
+        assert got.dtype == want.dtype

@@ -19,7 +19,7 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context
-from portable.lowering.registry import cast, lower
+from portable.lowering.registry import broadcast, cast, lower
 
 aten = torch.ops.aten
 HALF = (jnp.bfloat16, jnp.float16)
@@ -381,3 +381,20 @@ def batch_norm_backward(
 @lower(aten.batch_norm_backward.default)
 def batch_norm_backward_with_reserve(ctx: Context, *args: Any) -> tuple[jax.Array | None, ...]:
     return batch_norm_backward(ctx, *args[:-1])
+
+
+@lower(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(
+    ctx: Context, g: jax.Array, v: jax.Array, magnitude: jax.Array, norms: jax.Array, dim: int
+) -> tuple[jax.Array, ...]:
+    """Of ``w = magnitude · v / ‖v‖``, the norm over all dimensions but ``dim``."""
+    axes = [a for a in range(v.ndim) if a != dim % v.ndim]
+    g, direction, magnitude, norms = wide(g), wide(v), wide(magnitude), wide(norms)
+
+    def over(x: jax.Array) -> jax.Array:
+        return broadcast(lax.reshape(x, [n if a == dim % v.ndim else 1 for a, n in enumerate(v.shape)]), v.shape)
+
+    along = total(g * direction, axes)
+    size = lax.reshape(norms, along.shape)
+    gv = over(magnitude) / over(size) * (g - direction * over(along / (size * size)))
+    return as_results((gv, along / size), ctx.result)

@@ -92,3 +92,20 @@ def test_empty_batches():
     x, w = torch.zeros(0, 4, 3), torch.ones(3)
     assert_agree(lambda x, w: F.layer_norm(x, (3,), w), x, w)
     assert_agree(lambda x: F.group_norm(x, 2), x, gradients=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dim", [0, 2])
+def test_weight_norm_and_its_gradient(dim, dtype):
+    torch.manual_seed(0)
+    v = torch.randn(4, 3, 5).to(dtype)
+    g = torch.randn([n if d == dim else 1 for d, n in enumerate(v.shape)]).to(dtype)
+
+    def gradients(v, g):
+        v, g = v.detach().requires_grad_(), g.detach().requires_grad_()
+        w = torch._weight_norm(v, g, dim)
+        return w, *torch.autograd.grad(w.square().sum(), (v, g))
+
+    tolerance = 3e-2 if dtype is torch.bfloat16 else 1e-4
+    for want, got in zip(gradients(v, g), lowered(gradients, v, g), strict=True):
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)

@@ -14,9 +14,11 @@ This is the only module that touches jaxlib's client. Four facts shape it:
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,8 @@ from portable.errors import BackendUnavailableError, ProgramError
 
 COMPILE_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
 CPU_OPTIONS: dict[str, Any] = {"xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False}
+
+KEPT, KEPT_BYTES = 256, 1 << 20  # how many compiled modules a client keeps, and of which size, in case they come again
 
 _lock = threading.RLock()
 _clients: dict[str, Client] = {}
@@ -100,6 +104,8 @@ class Client:
         self.on_host = self.platform == "cpu"
         self.options = self._options()
         self.residents = Residents(self)
+        self._kept: OrderedDict[bytes, Executable] = OrderedDict()
+        self._lock = threading.Lock()
         self.no_seed = self.put(torch.zeros(2, dtype=torch.int64).to(torch.uint32))
 
     def _options(self) -> Any:
@@ -111,7 +117,21 @@ class Client:
         return options
 
     def compile(self, module: bytes) -> Executable:
-        """Compile a StableHLO module (MLIR bytecode)."""
+        """Compile a StableHLO module (MLIR bytecode), if it is none of the last ones that were compiled."""
+        key = hashlib.sha256(module).digest()
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        executable = self._compiled(module)
+        if len(module) <= KEPT_BYTES:
+            with self._lock:
+                self._kept[key] = executable
+                if len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+        return executable
+
+    def _compiled(self, module: bytes) -> Executable:
         devices = self._xla.DeviceList((self.device,))
         if self.compiler is not None:
             blob = self.compiler.compile(module)

@@ -124,3 +124,28 @@ def test_a_tensor_may_be_written_as_soon_as_the_call_returns():
     for i in range(3):
         x.fill_(2**i)
         assert compiled(x) == 128**3 * 4**i
+
+
+def identity(n: int) -> bytes:
+    return f"func.func public @main(%x: tensor<{n}xf32>) -> tensor<{n}xf32> {{ return %x : tensor<{n}xf32> }}".encode()
+
+
+def test_a_module_that_comes_again_is_not_compiled_again(monkeypatch):
+    client = pjrt.client()
+    first = client.compile(identity(3))
+    assert client.compile(identity(3)) is first
+    assert client.compile(identity(4)) is not first
+
+
+def test_few_and_small_modules_are_kept(monkeypatch):
+    client = pjrt.client()
+    monkeypatch.setattr(pjrt, "KEPT", 2)
+    monkeypatch.setattr(client, "_kept", type(client._kept)())
+    first = client.compile(identity(5))
+    second = client.compile(identity(6))
+    assert client.compile(identity(5)) is first, "used again, it is the last to go"
+    client.compile(identity(7))
+    assert client.compile(identity(5)) is first
+    assert client.compile(identity(6)) is not second
+    monkeypatch.setattr(pjrt, "KEPT_BYTES", 10)
+    assert client.compile(identity(8)) is not client.compile(identity(8))

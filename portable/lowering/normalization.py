@@ -386,7 +386,7 @@ def batch_norm_backward_with_reserve(ctx: Context, *args: Any) -> tuple[jax.Arra
 @lower(aten._weight_norm_interface_backward.default)
 def weight_norm_backward(
     ctx: Context, g: jax.Array, v: jax.Array, magnitude: jax.Array, norms: jax.Array, dim: int
-) -> tuple[jax.Array, ...]:
+) -> tuple[jax.Array | None, ...]:
     """Of ``w = magnitude · v / ‖v‖``, the norm over all dimensions but ``dim``."""
     axes = [a for a in range(v.ndim) if a != dim % v.ndim]
     g, direction, magnitude, norms = wide(g), wide(v), wide(magnitude), wide(norms)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 import portable as pt
 from portable.errors import RecompileError, UnsupportedInputError, UnsupportedOpError
+from portable.testing import lowered
 
 
 def xla(fn, **options):
@@ -365,3 +366,8 @@ def test_overlapping_arguments_without_a_known_base_are_refused():
     torch.testing.assert_close(
         xla(lambda x, y: x.add_(1) * y)(base[:6], base[3:9])[:3], torch.tensor([4.0, 10.0, 18.0])
     )
+
+
+def test_a_write_to_a_tensor_that_overlaps_itself_is_refused_by_name():
+    with pytest.raises(UnsupportedOpError, match="elements share memory"):
+        lowered(lambda x: x.unfold(0, 3, 1).zero_(), torch.ones(5))

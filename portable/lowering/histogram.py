@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jax import lax
 from portable.lowering.context import Context, Spec
 from portable.lowering.creation import spaced
 from portable.lowering.elementwise import true_div
-from portable.lowering.registry import broadcast, cast, lower
+from portable.lowering.registry import broadcast, cast, lower, narrowed
 from portable.lowering.scatter import rows
 from portable.lowering.sorting import search
 
@@ -42,8 +43,10 @@ def histc(ctx: Context, x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 
     low, high = _extent(flat, min, max, min == max, 1.0)
     if flat.size == 0:
         return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
-    low, high = broadcast(low, flat.shape), broadcast(high, flat.shape)
-    position = true_div(lax.mul(lax.sub(flat, low), lax.full_like(flat, bins)), lax.sub(high, low))
+    rounded = partial(narrowed, dtype=ctx.result.dtype)  # half precision is rounded after each step
+    low, high = (rounded(broadcast(v, flat.shape)) for v in (low, high))
+    position = rounded(lax.mul(rounded(lax.sub(flat, low)), rounded(lax.full_like(flat, bins))))
+    position = rounded(true_div(position, rounded(lax.sub(high, low))))
     inside = lax.bitwise_and(lax.ge(flat, low), lax.le(flat, high))
     position = lax.convert_element_type(lax.select(inside, position, lax.full_like(flat, 0)), np.int64)
     position = lax.min(position, lax.full_like(position, bins - 1))

@@ -71,6 +71,11 @@ class Call:
         except UnsupportedOperatorException as failure:
             refused = UnsupportedOp(str(failure), "torch cannot trace it")
             raise UnsupportedOpError([refused], backend=self._backend) from failure
+        except RuntimeError as failure:
+            if "internal overlap" not in str(failure):
+                raise
+            refused = UnsupportedOp("this program", "it writes to a tensor of which elements share memory")
+            raise UnsupportedOpError([refused], backend=self._backend) from failure
 
     def finish(self, values: list[Any]) -> Any:
         """What the call returns: the new values of what it writes to are written, the rest is in its own structure."""

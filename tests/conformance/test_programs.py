@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 
 from portable.errors import UnsupportedInputError, UnsupportedOpError
+from portable.lowering import registry
 from portable.testing import lowered
 from tests.conformance.programs import FLOATS, Program, Value, largest, programs
 
@@ -92,6 +93,14 @@ def batch(kind: str, number: int, examples: int) -> None:
 @pytest.mark.parametrize("kind", CHECKS)
 def test_a_few_random_programs(kind):
     batch(kind, 0, 40)
+
+
+def test_a_wrong_lowering_is_found(monkeypatch):
+    registry.load()
+    op = torch.ops.aten.flip.default
+    monkeypatch.setitem(registry.RULES, op, registry.Rule(op, lambda ctx, x, dims: x, "here"))
+    with pytest.raises(AssertionError, match="flip"):
+        batch("values", 0, 400)
 
 
 @pytest.mark.slow

@@ -233,3 +233,21 @@ def test_empty_and_0d_tensors(agrees, shape):
 def test_inputs_that_are_not_contiguous(agrees):
     x = torch.arange(24.0).reshape(4, 6)
     agrees({"sub": lambda x, y: x - y, "div": lambda x, y: x / (1 + y)}, x.t()[::2], x.t()[1::2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+def test_a_mask_times_nan_or_infinity_is_nan(agrees, dtype):
+    x = torch.tensor([math.nan, 2.0, math.inf, -math.inf]).to(dtype)
+    mask = torch.tensor([False, True, False, False])
+    agrees(
+        {
+            "mask": lambda x, m: m * x,
+            "cast mask": lambda x, m: m.to(x.dtype) * x,
+            "comparison": lambda x, m: (x == 2) * x,
+            "in place": lambda x, m: x.clone().mul_(m),
+            "product": lambda x, m: m.to(x.dtype) @ x,
+            "addcmul": lambda x, m: torch.addcmul(torch.zeros_like(x), m.to(x.dtype), x),
+        },
+        x,
+        mask,
+    )

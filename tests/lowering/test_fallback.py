@@ -94,7 +94,6 @@ EXACT = {
     "unstable sort, bfloat16": (lambda x: x.sort(dim=0), TIES.bfloat16()),
     "unstable argsort, int8": (lambda x: x.argsort(dim=0, descending=True), TIES.to(torch.int8)),
     "mode": (lambda x: x.mode(dim=0), TIES.float()),
-    "logsumexp, complex": (lambda x: x.logsumexp(0), torch.randn(4, 3, dtype=torch.complex64)),
     "images of bytes": (
         lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
         torch.randint(0, 255, (1, 2, 5, 5), dtype=torch.uint8),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import jax
+import numpy as np
 import torch
 from jax import lax
 
@@ -121,7 +122,8 @@ def hardsigmoid(x: jax.Array) -> jax.Array:
 
 def hardsigmoid_backward(grad: jax.Array, x: jax.Array) -> jax.Array:
     inside = lax.bitwise_and(lax.gt(x, num(-3, x)), lax.lt(x, num(3, x)))
-    return where(inside, lax.div(grad, num(6, x)), 0)
+    sixth = np.float32(1) / np.float32(6)  # torch's constant is a float32 for double too
+    return where(inside, lax.mul(grad, num(sixth, x)), 0)
 
 
 def hardswish(x: jax.Array) -> jax.Array:

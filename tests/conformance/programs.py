@@ -514,6 +514,7 @@ def _multiplies(x: torch.Tensor, y: torch.Tensor) -> bool:
         and x.shape[-2] == w.shape[1]
         and all(w.shape)
         and all(x.shape)
+        and bool(w.isfinite().all())  # torch's convolutions differ on whether padding meets an infinite weight
     ),
     exact=False,
 )

@@ -13,6 +13,7 @@ This is the only module that touches jaxlib's client. Four facts shape it:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -31,6 +32,10 @@ COMPILE_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
 CPU_OPTIONS: dict[str, Any] = {"xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False}
 
 KEPT, KEPT_BYTES = 256, 1 << 20  # how many compiled modules a client keeps, and of which size, in case they come again
+
+# A part of the names of jaxlib's LAPACK. Its calls wait for threads of the client's pool while they hold one: of the
+# programs that make them one runs at a time (and within it one call, see `lowering.context.Context.alone`).
+LAPACK = b"lapack_"
 
 _lock = threading.RLock()
 _clients: dict[str, Client] = {}
@@ -106,6 +111,7 @@ class Client:
         self.residents = Residents(self)
         self._kept: OrderedDict[bytes, Executable] = OrderedDict()
         self._lock = threading.Lock()
+        self._alone = threading.Lock()
         self.no_seed = self.put(torch.zeros(2, dtype=torch.int64).to(torch.uint32))
 
     def _options(self) -> Any:
@@ -135,8 +141,10 @@ class Client:
         devices = self._xla.DeviceList((self.device,))
         if self.compiler is not None:
             blob = self.compiler.compile(module)
-            return Executable(self, self.raw.deserialize_executable(blob, devices, self.options))
-        return Executable(self, self.raw.compile_and_load(module, devices, self.options))
+            loaded = self.raw.deserialize_executable(blob, devices, self.options)
+        else:
+            loaded = self.raw.compile_and_load(module, devices, self.options)
+        return Executable(self, loaded, self._alone if self.on_host and LAPACK in module else contextlib.nullcontext())
 
     def put(self, tensor: torch.Tensor) -> Any:
         """A buffer on the device with the values of a dense CPU ``tensor``; on the host without a copy if possible."""
@@ -260,14 +268,16 @@ class Residents:
 class Executable:
     """A compiled program on one client. Calls are thread-safe."""
 
-    def __init__(self, owner: Client, loaded: Any) -> None:
+    def __init__(self, owner: Client, loaded: Any, turn: contextlib.AbstractContextManager[Any]) -> None:
         self.client = owner
         self._loaded = loaded
+        self._turn = turn
 
     def __call__(self, buffers: list[Any]) -> list[Any]:
         """Run on device buffers; returns device buffers, not yet computed."""
         try:
-            return self._loaded.execute(buffers)
+            with self._turn:
+                return self._loaded.execute(buffers)
         except RuntimeError as failure:
             raise _failed(failure, self.client.platform) from failure
 

@@ -138,6 +138,23 @@ class Context:
         *results, self.program.turn = call(jnp.zeros((), np.bool_) if turn is None else turn)
         return results
 
+    def alone(self, call: Callable[..., Any], *operands: jax.Array) -> Any:
+        """The results of ``call(*operands)``, beside which no other such call of the program runs on the host.
+
+        For calls that wait for threads of XLA's pool while they hold one of them, as jaxlib's batched LAPACK does: as
+        many of them as there are threads would wait for ever.
+        """
+        if self.platform != "cpu":
+            return call(*operands)
+        turn = self.program.turn
+        if turn is not None:  # false, which XLA does not know
+            operands = tuple(lax.select(jnp.broadcast_to(turn, x.shape), lax.full_like(x, 0), x) for x in operands)
+        results = call(*operands)
+        floats = [r for r in jax.tree.leaves(results) if r.size and jnp.issubdtype(r.dtype, jnp.inexact)]
+        if floats:
+            self.program.turn = jnp.real(lax.reshape(floats[0], (floats[0].size,))[0]) < -np.inf
+        return results
+
     def refuse(self, reason: str) -> NoReturn:
         """Refuse this op for these arguments, by name, rather than be inexact."""
         raise Refused(reason)

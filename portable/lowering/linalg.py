@@ -7,6 +7,8 @@ factors. Where eager raises LinAlgError (a singular matrix, say) so does the cal
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -60,6 +62,7 @@ def identity_like(x: jax.Array) -> jax.Array:
 
 
 def solve_triangular(
+    ctx: Context,
     a: jax.Array,
     b: jax.Array,
     *,
@@ -74,16 +77,23 @@ def solve_triangular(
     if 0 in a.shape or 0 in b.shape:
         return b
     conjugate = conjugate and jnp.issubdtype(a.dtype, jnp.complexfloating)
-    return lax.linalg.triangular_solve(
-        a, b, left_side=left, lower=lower, transpose_a=transpose, conjugate_a=conjugate, unit_diagonal=unit
+    solve = functools.partial(
+        lax.linalg.triangular_solve,
+        left_side=left,
+        lower=lower,
+        transpose_a=transpose,
+        conjugate_a=conjugate,
+        unit_diagonal=unit,
     )
+    solution: jax.Array = ctx.alone(solve, a, b)
+    return solution
 
 
 @lower(aten.linalg_solve_triangular.default)
 def linalg_solve_triangular(
     ctx: Context, a: jax.Array, b: jax.Array, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> jax.Array:
-    return solve_triangular(a, b, lower=not upper, left=left, unit=unitriangular)
+    return solve_triangular(ctx, a, b, lower=not upper, left=left, unit=unitriangular)
 
 
 @lower(aten.triangular_solve.default)
@@ -91,7 +101,7 @@ def triangular_solve(
     ctx: Context, b: jax.Array, a: jax.Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     a, b = same_batch(a, b)
-    return solve_triangular(a, b, lower=not upper, transpose=transpose, unit=unitriangular), a
+    return solve_triangular(ctx, a, b, lower=not upper, transpose=transpose, unit=unitriangular), a
 
 
 @elementwise(aten.linalg_cross.default, promote=NO_OPMATH, operands=(0, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -15,11 +17,12 @@ from portable.lowering.registry import lower
 aten = torch.ops.aten
 
 
-def _factor(x: jax.Array, upper: bool) -> jax.Array:
+def _factor(ctx: Context, x: jax.Array, upper: bool) -> jax.Array:
     """The factor, from the named triangle of ``x`` alone; a matrix that has none is all NaN."""
     if x.size == 0:
         return x
-    factor = lax.linalg.cholesky(adjoint(x) if upper else x, symmetrize_input=False)
+    cholesky = functools.partial(lax.linalg.cholesky, symmetrize_input=False)
+    factor = ctx.alone(cholesky, adjoint(x) if upper else x)
     return adjoint(factor) if upper else factor
 
 
@@ -47,7 +50,7 @@ def _order_of_failure(x: jax.Array) -> jax.Array:
 def cholesky_ex(
     ctx: Context, x: jax.Array, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    factor = _factor(x, upper)
+    factor = _factor(ctx, x, upper)
     if x.size == 0:
         return factor, jnp.zeros(x.shape[:-2], jnp.int32)
     info = _info(factor, x, upper)
@@ -70,7 +73,7 @@ def _info(factor: jax.Array, x: jax.Array, upper: bool) -> jax.Array:
 
 @lower(aten.cholesky.default)
 def cholesky(ctx: Context, x: jax.Array, upper: bool = False) -> jax.Array:
-    factor = _factor(x, upper)
+    factor = _factor(ctx, x, upper)
     if x.size:
         check_info(ctx, _info(factor, x, upper), "cholesky", is_matrix=x.ndim == 2)
     return factor
@@ -83,7 +86,7 @@ def cholesky_inverse(ctx: Context, factor: jax.Array, upper: bool = False) -> ja
         return factor
     pivots = diagonal(factor)
     check_info(ctx, first(lax.eq(pivots, lax.full_like(pivots, 0))), "cholesky_inverse", is_matrix=factor.ndim == 2)
-    inverse = solve_triangular(factor, identity_like(factor), lower=not upper)
+    inverse = solve_triangular(ctx, factor, identity_like(factor), lower=not upper)
     batch = tuple(range(factor.ndim - 2))
     left, right = (inverse, adjoint(inverse)) if upper else (adjoint(inverse), inverse)
     dims = (((factor.ndim - 1,), (factor.ndim - 2,)), (batch, batch))
@@ -93,5 +96,5 @@ def cholesky_inverse(ctx: Context, factor: jax.Array, upper: bool = False) -> ja
 @lower(aten.cholesky_solve.default, aten._cholesky_solve_helper.default)
 def cholesky_solve(ctx: Context, b: jax.Array, factor: jax.Array, upper: bool = False) -> jax.Array:
     factor, b = same_batch(factor, b)
-    inner = solve_triangular(factor, b, lower=not upper, transpose=upper, conjugate=upper)
-    return solve_triangular(factor, inner, lower=not upper, transpose=not upper, conjugate=not upper)
+    inner = solve_triangular(ctx, factor, b, lower=not upper, transpose=upper, conjugate=upper)
+    return solve_triangular(ctx, factor, inner, lower=not upper, transpose=not upper, conjugate=not upper)

@@ -29,11 +29,11 @@ from portable.lowering.registry import lower
 aten = torch.ops.aten
 
 
-def factor(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def factor(ctx: Context, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """LAPACK's getrf: L (unit diagonal) below U in one matrix, and 1-based int32 pivots."""
     if x.size == 0:
         return x, jnp.ones((*x.shape[:-2], min(x.shape[-2:])), jnp.int32)
-    lu, pivots, _ = lax.linalg.lu(x)
+    lu, pivots, _ = ctx.alone(lax.linalg.lu, x)
     return lu, pivots + 1
 
 
@@ -67,22 +67,22 @@ def permutation_matrix(permuted: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def solve_factored(
-    lu: jax.Array, pivots: jax.Array, b: jax.Array, *, left: bool = True, adjoint_of: bool = False
+    ctx: Context, lu: jax.Array, pivots: jax.Array, b: jax.Array, *, left: bool = True, adjoint_of: bool = False
 ) -> jax.Array:
     """Solve ``op(A) X = B``, or ``X op(A) = B``, where op is the adjoint if ``adjoint_of``."""
     if not left:
-        return adjoint(solve_factored(lu, pivots, adjoint(b), adjoint_of=not adjoint_of))
+        return adjoint(solve_factored(ctx, lu, pivots, adjoint(b), adjoint_of=not adjoint_of))
     lu, b, pivots = same_batch(lu, b, pivots[..., None])
     if b.size == 0:
         return b
     permuted = permutation(pivots[..., 0], lu.shape[-1])
     if adjoint_of:
-        inner = solve_triangular(lu, b, lower=False, transpose=True, conjugate=True)
-        inner = solve_triangular(lu, inner, lower=True, transpose=True, conjugate=True, unit=True)
+        inner = solve_triangular(ctx, lu, b, lower=False, transpose=True, conjugate=True)
+        inner = solve_triangular(ctx, lu, inner, lower=True, transpose=True, conjugate=True, unit=True)
         return jnp.take_along_axis(inner, jnp.argsort(permuted, axis=-1)[..., None], axis=-2)
     inner = jnp.take_along_axis(b, permuted[..., None], axis=-2)
-    inner = solve_triangular(lu, inner, lower=True, unit=True)
-    return solve_triangular(lu, inner, lower=False)
+    inner = solve_triangular(ctx, lu, inner, lower=True, unit=True)
+    return solve_triangular(ctx, lu, inner, lower=False)
 
 
 @functools.cache
@@ -103,7 +103,7 @@ def _torch_factor(ctx: Context, x: jax.Array, position: int) -> tuple[jax.Array,
     contiguous = strides is None or _is_contiguous(x.shape, strides)
     real = not jnp.issubdtype(x.dtype, jnp.complexfloating)
     flipped = real and contiguous and _factors_transpose(ctx.op, position)
-    return (*factor(transposed(x) if flipped else x), flipped)
+    return (*factor(ctx, transposed(x) if flipped else x), flipped)
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -118,7 +118,7 @@ def lu_factor_ex(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     if not pivot:
         ctx.refuse("LU without pivoting does not exist on the CPU in torch either")
-    lu, pivots = factor(x)
+    lu, pivots = factor(ctx, x)
     return lu, pivots, _info(ctx, lu, "torch.linalg.lu_factor_ex" if check_errors else None)
 
 
@@ -126,7 +126,7 @@ def lu_factor_ex(
 def lu(ctx: Context, x: jax.Array, *, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.Array]:
     if not pivot:
         ctx.refuse("LU without pivoting does not exist on the CPU in torch either")
-    packed, pivots = factor(x)
+    packed, pivots = factor(ctx, x)
     return (permutation_matrix(permutation(pivots, x.shape[-2]), x.dtype), *unpack(packed))
 
 
@@ -149,7 +149,7 @@ def lu_solve(
     left: bool = True,
     adjoint: bool = False,
 ) -> jax.Array:
-    return solve_factored(packed, pivots, b, left=left, adjoint_of=adjoint)
+    return solve_factored(ctx, packed, pivots, b, left=left, adjoint_of=adjoint)
 
 
 @lower(aten._linalg_solve_ex.default)
@@ -159,15 +159,15 @@ def solve_ex(
     packed, pivots, flipped = _torch_factor(ctx, a, 1)
     is_vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     column = b[..., None] if is_vector else b
-    x = solve_factored(packed, pivots, column, left=left or is_vector, adjoint_of=flipped)
+    x = solve_factored(ctx, packed, pivots, column, left=left or is_vector, adjoint_of=flipped)
     info = _info(ctx, packed, "linalg.solve_ex" if check_errors else None)
     return x[..., 0] if is_vector else x, packed, pivots, info
 
 
 @lower(aten.linalg_inv_ex.default)
 def inv_ex(ctx: Context, a: jax.Array, *, check_errors: bool = False) -> tuple[jax.Array, jax.Array]:
-    packed, pivots = factor(a)
-    return solve_factored(packed, pivots, identity_like(a)), _info(
+    packed, pivots = factor(ctx, a)
+    return solve_factored(ctx, packed, pivots, identity_like(a)), _info(
         ctx, packed, "linalg.inv_ex" if check_errors else None
     )
 

@@ -5,6 +5,8 @@ The sign or phase of a vector is open in torch; on the host it is eager's, elsew
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -27,7 +29,7 @@ def eigh(ctx: Context, x: jax.Array, UPLO: str = "L", compute_v: bool = True) ->
         values, vectors, info = lapack.eigh(x, lower=lower, vectors=compute_v)
         ctx.check(lax.reduce_max(info, tuple(range(info.ndim))), _refuse_unconverged, lax.max)
     else:
-        vectors, values = lax.linalg.eigh(x, lower=lower, symmetrize_input=False)
+        vectors, values = ctx.alone(functools.partial(lax.linalg.eigh, lower=lower, symmetrize_input=False), x)
     return values, vectors if compute_v else jnp.zeros((0,), x.dtype)
 
 
@@ -43,7 +45,7 @@ def _refuse_unconverged(info: torch.Tensor) -> None:
 def eig(ctx: Context, x: jax.Array) -> tuple[jax.Array, ...]:
     if x.size == 0:
         return tuple(jnp.zeros(r.shape, r.jax_dtype) for r in ctx.result)
-    values, vectors = lax.linalg.eig(x, compute_left_eigenvectors=False)
+    values, vectors = ctx.alone(functools.partial(lax.linalg.eig, compute_left_eigenvectors=False), x)
     return values, vectors
 
 
@@ -51,7 +53,9 @@ def eig(ctx: Context, x: jax.Array) -> tuple[jax.Array, ...]:
 def eigvals(ctx: Context, x: jax.Array) -> jax.Array:
     if x.size == 0:
         return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
-    return lax.linalg.eig(x, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
+    roots = functools.partial(lax.linalg.eig, compute_left_eigenvectors=False, compute_right_eigenvectors=False)
+    values: jax.Array = ctx.alone(roots, x)[0]
+    return values
 
 
 def _refuse_nan(found: torch.Tensor) -> None:
@@ -70,7 +74,10 @@ def singular(ctx: Context, x: jax.Array, full: bool) -> tuple[jax.Array, jax.Arr
         u = identity_like(jnp.zeros((*batch, m, m if full else k), x.dtype))
         vh = identity_like(jnp.zeros((*batch, n if full else k, n), x.dtype))
         return u, jnp.zeros((*batch, k), jnp.zeros((), x.dtype).real.dtype), vh
-    u, s, vh = lapack.svd(x, full=full)[:3] if lapack.here(ctx) else lax.linalg.svd(x, full_matrices=full)
+    if lapack.here(ctx):
+        u, s, vh, _ = lapack.svd(x, full=full)
+    else:
+        u, s, vh = ctx.alone(functools.partial(lax.linalg.svd, full_matrices=full), x)
     return u, s, vh
 
 
@@ -82,7 +89,7 @@ def svd(
     if compute_uv:
         return singular(ctx, x, full_matrices)
     absent = jnp.zeros((0,), x.dtype)
-    s = lax.linalg.svd(x, compute_uv=False) if x.size else singular(ctx, x, False)[1]
+    s = ctx.alone(functools.partial(lax.linalg.svd, compute_uv=False), x) if x.size else singular(ctx, x, False)[1]
     return absent, s, absent
 
 
@@ -102,11 +109,11 @@ def pinv(
     if x.size == 0:
         return jnp.zeros(ctx.result.shape, x.dtype)
     if hermitian:
-        vectors, values = lax.linalg.eigh(x, symmetrize_input=False)
+        vectors, values = ctx.alone(functools.partial(lax.linalg.eigh, symmetrize_input=False), x)
         size, u, vh = lax.abs(values), vectors, adjoint(vectors)
         largest = lax.reduce_max(size, (size.ndim - 1,))
     else:
-        u, values, vh = lax.linalg.svd(x, full_matrices=False)
+        u, values, vh = ctx.alone(functools.partial(lax.linalg.svd, full_matrices=False), x)
         size, largest = values, values[..., 0]
     kind = size.dtype
     default = jnp.asarray(max(x.shape[-2:]) * jnp.finfo(kind).eps, kind)

@@ -64,7 +64,9 @@ def nansum(ctx: Context, x: jax.Array, dim: Any = None, keepdim: bool = False, *
 
 @lower(aten.prod.default, aten.prod.dim_int)
 def prod(ctx: Context, x: jax.Array, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
-    return finish(lax.reduce_prod(widened(cast(x, ctx.result.dtype)), axes(x.ndim, dim)), ctx.result)
+    x = widened(cast(x, ctx.result.dtype))
+    product = lax.reduce_and if x.dtype == np.bool_ else lax.reduce_prod
+    return finish(product(x, axes(x.ndim, dim)), ctx.result)
 
 
 @lower(aten.mean.default, aten.mean.dim)

@@ -228,7 +228,7 @@ def cast(x: Any, dtype: torch.dtype) -> jax.Array:
             return x
         if to == np.bool_:
             return lax.ne(x, lax.full_like(x, 0))
-        if x.dtype == np.bool_ and to.kind not in "iu":  # XLA makes a selection of a product with a converted bool: 0 · NaN
+        if x.dtype == np.bool_ and to.kind not in "iu":  # else XLA makes a selection of mask · NaN
             return lax.select(x, lax.full(x.shape, 1, to), lax.full(x.shape, 0, to))
         if np.issubdtype(x.dtype, np.complexfloating) and not np.issubdtype(to, np.complexfloating):
             x = lax.real(x)

@@ -164,3 +164,42 @@ def test_a_spawned_child_compiles_and_runs():
     process.join()
     assert pid == process.pid
     assert agrees
+
+
+FACTORS = """
+import sys, threading, torch
+import portable as pt
+
+def side_by_side(*xs):
+    return [torch.linalg.solve_triangular(torch.tril(x) + 8 * torch.eye(16), x, upper=False) for x in xs]
+
+def one_after_another(x):
+    a = torch.tril(x) + 8 * torch.eye(16)
+    return torch.linalg.inv(a), torch.linalg.qr(x)[1], torch.linalg.cholesky(a @ a.mT)
+
+def work():
+    for _ in range(20):
+        compiled(*inputs)
+
+torch.manual_seed(0)
+threads = int(sys.argv[1])
+inputs = [torch.randn(512, 16, 16) for _ in range(8 if threads == 1 else 1)]
+function = side_by_side if threads == 1 else one_after_another
+with torch.no_grad():
+    compiled = pt.compile(function, backend="xla", dynamic=False)
+    for got, want in zip(compiled(*inputs), function(*inputs)):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+torch.set_grad_enabled(False)
+started = [threading.Thread(target=work) for _ in range(threads)]
+[t.start() for t in started]
+[t.join() for t in started]
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 6])
+def test_factors_of_many_matrices_do_not_take_all_threads_of_the_pool(threads):
+    """jaxlib's LAPACK waits, in a thread of XLA's pool, for the other threads: two such calls waited for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", FACTORS, str(threads)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -12,7 +12,7 @@ from jax import lax
 
 from portable.lowering.context import Context
 from portable.lowering.gather import gather_along
-from portable.lowering.registry import cast, lower
+from portable.lowering.registry import cast, lower, narrowed
 from portable.lowering.scatter import COMBINE, identity_of, scatter_along, widened
 from portable.lowering.sorting import search
 
@@ -44,6 +44,20 @@ def _taken(per_segment: jax.Array, axis: int, number: jax.Array) -> jax.Array:
     return gather_along(per_segment, axis, number)
 
 
+def _combined(
+    combine: Any, start: jax.Array, axis: int, number: jax.Array, data: jax.Array, dtype: torch.dtype
+) -> jax.Array:
+    """All elements of each segment; in half precision one after the other, each result rounded, as torch does."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return scatter_along(combine, start, axis, number, data)
+
+    def step(total: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+        place, value = (lax.dynamic_slice_in_dim(v, i, 1, axis) for v in (number, data))
+        return narrowed(scatter_along(combine, total, axis, place, value), dtype), None
+
+    return lax.scan(step, start, jnp.arange(data.shape[axis]))[0]
+
+
 @lower(aten.segment_reduce.default)
 def segment_reduce(
     ctx: Context,
@@ -64,7 +78,7 @@ def segment_reduce(
     number, lengths = _segments(data, axis, lengths, offsets)
     (wide,) = widened(data)
     start = jnp.full(shape, identity_of(name, wide.dtype) if initial is None else initial, wide.dtype)
-    total = scatter_along(COMBINE[name], start, axis, number, wide)
+    total = _combined(COMBINE[name], start, axis, number, wide, ctx.result.dtype)
     if reduce == "mean":
         count = lax.convert_element_type(_spread(lengths, shape, axis), wide.dtype)
         empty = lax.eq(count, lax.full_like(count, 0))

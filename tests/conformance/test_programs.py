@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from portable.errors import UnsupportedInputError, UnsupportedOpError
 from portable.lowering import registry
@@ -77,11 +77,15 @@ def check_gradient(program: Program, values: list[Value]) -> None:
 CHECKS = {"values": (programs(), check_values), "gradient": (programs(gradient=True), check_gradient)}
 
 
-def batch(kind: str, number: int, examples: int) -> None:
+def batch(kind: str, number: int, examples: int, *, shrink: bool = True) -> None:
+    """Random programs from one seed; a failure is shrunk, which takes minutes."""
     strategy, check = CHECKS[kind]
+    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
 
     @seed(number)
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples, deadline=None, database=None, phases=phases, suppress_health_check=list(HealthCheck)
+    )
     @given(strategy)
     def run(drawn: tuple[Program, list[Value]]) -> None:
         if drawn[0].steps:
@@ -100,7 +104,7 @@ def test_a_wrong_lowering_is_found(monkeypatch):
     op = torch.ops.aten.flip.default
     monkeypatch.setitem(registry.RULES, op, registry.Rule(op, lambda ctx, x, dims: x, "here"))
     with pytest.raises(AssertionError, match="flip"):
-        batch("values", 0, 400)
+        batch("values", 0, 400, shrink=False)
 
 
 @pytest.mark.slow

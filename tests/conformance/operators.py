@@ -50,7 +50,7 @@ def limitations() -> list[Limitation]:
 def first_dtype(name: str) -> torch.dtype:
     """The dtype in which an operator is looked at where one has to do: float32, if it takes that."""
     supported = OPERATORS[name].supported_dtypes("cpu")
-    order = (torch.float32, torch.int64, torch.bool, torch.float64, torch.complex64, *supported)
+    order = (torch.float32, torch.int64, torch.bool, torch.float64, torch.complex64, *sorted(supported, key=str))
     return next(d for d in order if d in supported)
 
 

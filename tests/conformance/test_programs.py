@@ -96,7 +96,7 @@ def batch(kind: str, number: int, examples: int, *, shrink: bool = True) -> None
 
 @pytest.mark.parametrize("kind", CHECKS)
 def test_a_few_random_programs(kind):
-    batch(kind, 0, 40)
+    batch(kind, 0, 20)
 
 
 def test_a_wrong_lowering_is_found(monkeypatch):

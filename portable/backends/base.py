@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import platform
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,8 +18,13 @@ from torch import fx
 
 from portable.errors import BackendUnavailableError, UnknownBackendError, UnsupportedInputError
 from portable.explain import GraphRecord, Record
+from portable.kernels.fingerprint import ABSENT
 
 Evidence = Literal["verified here", "compiled for", "contract only"]
+
+# Error relative to the output's scale that a correct operator may have where eager itself is nearer to the float64
+# result: a few hundred roundings for sums in another order.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,40 @@ class State:
     reason: str
     remedy: str = ""
     evidence: Evidence = "contract only"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend's device is good at.
+
+    Attributes:
+        dtypes: the dtypes that it computes with.
+        emulated: of these, the ones that cost more than their size says, each with the reason.
+        multiples: preferred multiples of a size, by what it is the size of: {"matmul": 128}.
+        graphs: whether a sequence of its launches can be recorded and replayed (CUDA graphs).
+        collectives: the name of its collectives: a backend of torch.distributed, "XLA", or '' for none.
+    """
+
+    dtypes: frozenset[torch.dtype]
+    emulated: Mapping[torch.dtype, str] = field(default_factory=dict)
+    multiples: Mapping[str, int] = field(default_factory=dict)
+    graphs: bool = False
+    collectives: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Memory of a device, in bytes; None where it does not say.
+
+    Attributes:
+        used: by this process, now.
+        peak: the most that this process has used.
+        total: that the device has.
+    """
+
+    used: int | None
+    peak: int | None
+    total: int | None
 
 
 class Backend(ABC):
@@ -89,6 +130,43 @@ class Backend(ABC):
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record
     ) -> Callable[..., Any]:
         """Compile one graph that Dynamo captured; what is returned takes and gives what ``gm`` does, and trains."""
+
+    def capabilities(self) -> Capabilities:
+        """What its device is good at."""
+        integers = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        return Capabilities(frozenset({*TOLERANCES, *integers}))
+
+    def hardware(self) -> dict[str, str]:
+        """Its part of a `fingerprint`: "device", "architecture", "driver", "runtime"; "absent" where there is none.
+
+        Initialises the device in this process.
+        """
+        return {"device": str(self.device()), "architecture": platform.machine(), "driver": ABSENT, "runtime": ABSENT}
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that this process asked of it."""
+        if self.device().type != "cpu":
+            torch.accelerator.synchronize()
+
+    def seconds(self, function: Callable[[], object]) -> float:
+        """How long the device takes for what ``function`` asks of it: one call, after all that came before."""
+        self.synchronize()
+        began = time.perf_counter()
+        function()
+        self.synchronize()
+        return time.perf_counter() - began
+
+    def memory_stats(self) -> MemoryStats:
+        """Memory of the device."""
+        return MemoryStats(None, None, None)
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed every random generator that this backend's programs read."""
+        torch.manual_seed(seed)
+
+    def tolerances(self) -> Mapping[torch.dtype, float]:
+        """By dtype, the error relative to the output's scale that a correct operator may have here."""
+        return TOLERANCES
 
     def check_input(self, tensor: torch.Tensor, name: str) -> None:
         """Refuse, by name, a tensor that no compiled program of this backend takes.

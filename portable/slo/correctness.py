@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-# Error relative to the output's scale that is allowed where eager itself is nearer to the float64 result: a few hundred
-# roundings for sums in another order.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+from portable.backends.base import TOLERANCES
+
 _AS_EAGER = 4.0  # times eager's own error
 
 
@@ -50,7 +49,7 @@ def difference(result: Any, eager: Any, exact: Any) -> str:
             continue
         if problem := _non_finite(x, y, z):
             return f"result {i} {problem}"
-        error, allowed = _error(x, z), max(TOLERANCE.get(x.dtype, 1e-2), _AS_EAGER * _error(y, z))
+        error, allowed = _error(x, z), max(TOLERANCES.get(x.dtype, 1e-2), _AS_EAGER * _error(y, z))
         if not error <= allowed:
             return f"result {i} is off by {error:.2g} of its scale, allowed {allowed:.2g}"
     return ""

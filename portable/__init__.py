@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "SLO": "portable.slo.objective",
+    "check": "portable.api",
     "compile": "portable.api",
     "coverage": "portable.api",
     "register_kernel": "portable.kernels.registry",
@@ -30,6 +31,7 @@ __all__ = [
     "SLO",
     "__version__",
     "backends",
+    "check",
     "compile",
     "config",
     "coverage",
@@ -44,7 +46,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from portable import backends, config, errors, ops, testing
-    from portable.api import compile, coverage, device
+    from portable.api import check, compile, coverage, device
     from portable.backends import use_backend
     from portable.explain import explain
     from portable.kernels.registry import register_kernel

@@ -8,7 +8,7 @@ import inspect
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -23,6 +23,7 @@ from portable.errors import ConfigError, PortableError, UnsupportedInputError
 from portable.explain import Fallback, Record, call_began, runs
 
 if TYPE_CHECKING:
+    from portable.backends.check import Check
     from portable.lowering.coverage import Coverage
 
 _NOT_YET = {"dims": "bounded dynamic dimensions"}
@@ -128,16 +129,76 @@ def coverage(
     if isinstance(model, CompiledModule | CompiledFunction):
         model = model._portable_run.target
     survey = Survey(named)
+    run = _observed(model, survey, args, kwargs or {}, backward)
+    return Coverage(run.record.name, len(run.record.graphs), survey.uses, run.record.breaks)
+
+
+def check(
+    model: Any,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    target: str | Sequence[str] = "tpu:v5e:2x2",
+    *,
+    backward: bool = False,
+    mesh: Mapping[str, int] | None = None,
+    plan: Mapping[str, int] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Check:
+    """Compile a model for devices that are not here, by their own compilers: whether it compiles, whether it fits into
+    their memory, what it will cost, which operators and dtypes they lack.
+
+    The model is captured as `compile` captures it, on tensors without values: weights may lie on the meta device, and
+    are not materialised; nothing is run. Results are kept by content in PORTABLE_CACHE_DIR.
+
+    Args:
+        model: an ``nn.Module`` or a function of tensors; it is left as it was.
+        args, kwargs: what it is called with.
+        target: a device or several, as "tpu:v5e:2x2" or "cuda:h200"; a wrong name's error lists all.
+        backward: also the backward pass, of the sum of all outputs: its activations and gradients count.
+        mesh: for a sharded program: {"batch": n, "tensor": m} over n × m devices, which are the target's whole slice.
+            Inputs are divided along their first dimension, weights along their largest that can be.
+        plan: {pattern of weights' names: the dimension that is divided over "tensor"}.
+        progress: called with a line of text before each compilation, which can take a minute or more.
+
+    Raises:
+        ConfigError: no such target; a mesh or plan that is not legal, or does not fit the model or the slice.
+        BackendUnavailableError: the compiler for a target is not installed.
+        UnsupportedInputError: a sparse or nested tensor.
+        LoweringError: a rule is wrong.
+    """
+    from portable.backends import deviceless, targets
+    from portable.backends.check import Check, Lowering, judge, mesh_for
+    from portable.capture import without_values
+
+    named = [targets.find(name) for name in ((target,) if isinstance(target, str) else target)]
+    for each in named:
+        deviceless.require(each)
+    on = mesh_for(named, mesh, plan)
+    if on.size > 1 and backward:
+        raise ConfigError("a sharded check of the backward pass is not built", remedy="leave out mesh= or backward=")
+    if isinstance(model, CompiledModule | CompiledFunction):
+        model = model._portable_run.target
+    told = progress or (lambda line: None)
+    told("capturing and lowering")
+    lowering = Lowering(named)
+    with without_values(model, tuple(args), kwargs or {}) as (fake_args, fake_kwargs):
+        run = _observed(model, lowering, fake_args, fake_kwargs, backward)
+    verdicts = {each.name: judge(each, lowering.programs, on, told) for each in named}
+    return Check(run.record.name, verdicts, run.record.breaks, on)
+
+
+def _observed(model: Any, observer: Backend, args: Sequence[Any], kwargs: Mapping[str, Any], backward: bool) -> _Run:
+    """Show ``observer`` every graph of one call, and of its backward pass."""
     options = {"backend": None, "fullgraph": False, "dynamic": False, "fallback": "allow", "kernels": "off"}
-    run = _Run(model, survey, False, False, options)
+    run = _Run(model, observer, False, False, options)
     with torch.set_grad_enabled(backward):
-        outputs = run(*args, **(kwargs or {}))
+        outputs = run(*args, **kwargs)
         tensors = [x for x in pytree.tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.requires_grad]
         if tensors:
             leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
             leaves += [p for p in getattr(model, "parameters", list)() if p.requires_grad]
             torch.autograd.grad([x.sum().abs() for x in tensors], leaves, allow_unused=True)
-    return Coverage(run.record.name, len(run.record.graphs), survey.uses, run.record.breaks)
+    return run
 
 
 def device(backend: str | None = None) -> torch.device:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +12,11 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._library.effects import EffectType
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
 
 from portable.errors import UnsupportedOp, UnsupportedOpError
 from portable.lowering.draws import Draws, generator_state
@@ -162,6 +166,31 @@ def aot(
     ):  # else tokens are arguments at run time
         compiled: Callable[..., Any] = compile_graph(gm, example_inputs)
     return compiled
+
+
+@contextlib.contextmanager
+def without_values(model: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """Within it tensors have no values: those of ``model`` are replaced, and those of (args, kwargs), which it gives,
+    by fake ones on the CPU of the same shape, strides and dtype. Meta tensors may be among them."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(x: torch.Tensor) -> torch.Tensor:
+        if id(x) not in made:
+            with mode:
+                empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+            parameter = isinstance(x, torch.nn.Parameter)
+            made[id(x)] = torch.nn.Parameter(empty, x.requires_grad) if parameter else empty
+            if not parameter and x.requires_grad:
+                empty.requires_grad_()
+        return made[id(x)]
+
+    replaced: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if isinstance(model, torch.nn.Module):
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        replaced = _reparametrize_module(model, {name: fake(x) for name, x in named})
+    with replaced, mode:
+        yield pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
 
 
 def static_positions() -> frozenset[int]:

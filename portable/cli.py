@@ -1,5 +1,6 @@
 """The command line: what can run here (`doctor`), the environment variables (`env`), what became of a model
-(`explain`), which of its ops run where (`coverage`), and how fast a backend is (`bench`, in benchmarks/command.py)."""
+(`explain`), which of its ops run where (`coverage`), whether it fits a device that is not here (`check`), and how fast
+a backend is (`bench`, in benchmarks/command.py)."""
 
 from __future__ import annotations
 
@@ -230,6 +231,100 @@ def coverage(
     else:
         console.print(found)
     raise typer.Exit(0 if found.complete else 1)
+
+
+@app.command()
+def check(
+    model: Annotated[
+        str,
+        typer.Argument(help="module:function or path/to/file.py:function, which returns (model, args[, kwargs])."),
+    ],
+    target: Annotated[
+        list[str],
+        typer.Option(help="A device, as tpu:v5e:2x2 or cuda:h200; may be given several times.", show_default=False),
+    ],
+    backward: Annotated[bool, typer.Option(help="Also the backward pass.")] = False,
+    mesh: Annotated[str, typer.Option(help="Divide the program over a slice: batch=4,tensor=4.")] = "",
+    shard: Annotated[
+        list[str] | None, typer.Option(help="Which dimension of weights lies along tensor: '*.weight=0'.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile a model for devices that are not here: does it compile, does it fit, what does it cost?
+
+    The function is called with the meta device as torch's default, so that weights take no memory. Exit status 1 if
+    the model does not compile or does not fit somewhere.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only lowers: no plugin needs to look for its device
+    function, args, kwargs = load_model_without_values(model)
+    with _Progress() as told:
+        found = portable.check(
+            function,
+            args,
+            kwargs,
+            target,
+            backward=backward,
+            mesh=_numbers("--mesh", mesh.split(",") if mesh else []),
+            plan=_numbers("--shard", shard or []),
+            progress=told,
+        )
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        console.print(found)
+    raise typer.Exit(0 if found.ok else 1)
+
+
+class _Progress:
+    """A line on the terminal's standard error that says what goes on, and for how long it has."""
+
+    def __init__(self) -> None:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+
+    def __enter__(self) -> Any:
+        self._progress.start()
+        return self._say
+
+    def _say(self, line: str) -> None:
+        for task in self._progress.task_ids:
+            self._progress.remove_task(task)
+        self._progress.add_task(escape(line), total=None)
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+def _numbers(option: str, pairs: Sequence[str]) -> dict[str, int]:
+    """{name: number} from ``name=number`` texts.
+
+    Raises:
+        ConfigError: one is not of that form.
+    """
+    found = {}
+    for pair in pairs:
+        name, _, number = pair.rpartition("=")
+        if not name or not number.strip().lstrip("-").isdigit():
+            raise ConfigError(f"{option} {pair!r} is not legal", remedy=f"as in {option} name=4")
+        found[name.strip()] = int(number)
+    return found
+
+
+def load_model_without_values(spec: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """As `load_model`, on the meta device; a function that needs values there is called again, with them."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return load_model(spec)
+    except (NotImplementedError, RuntimeError) as failure:
+        if isinstance(failure, PortableError):
+            raise
+        reason = str(failure).strip().splitlines()[0]
+        Console(stderr=True).print(f"{spec} needs values, and is built in memory: {reason}", highlight=False)
+        return load_model(spec)
 
 
 def run_script(path: str, arguments: Sequence[str], backend: str) -> list[Any]:

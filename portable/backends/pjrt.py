@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from portable.backends.frames import receive, send
 from portable.errors import BackendUnavailableError, ProgramError
 
 COMPILE_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
@@ -309,25 +310,15 @@ class _CompilerProcess:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "portable.backends.pjrt"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
-            _send(self._process.stdin, json.dumps(named_in(module)).encode())
-            _send(self._process.stdin, module)
-            blob = _receive(self._process.stdout)
+            send(self._process.stdin, json.dumps(named_in(module)).encode())
+            send(self._process.stdin, module)
+            blob = receive(self._process.stdout)
         if not blob:
             raise BackendUnavailableError(
                 "the process that compiles for this forked child has failed",
                 remedy="start child processes with the 'spawn' method",
             )
         return blob
-
-
-def _send(stream: Any, data: bytes) -> None:
-    stream.write(len(data).to_bytes(8, "little") + data)
-    stream.flush()
-
-
-def _receive(stream: Any) -> bytes:
-    header = stream.read(8)
-    return stream.read(int.from_bytes(header, "little")) if len(header) == 8 else b""
 
 
 def _serve() -> None:
@@ -340,12 +331,12 @@ def _serve() -> None:
 
     sink, source = sys.stdout.buffer, sys.stdin.buffer
     here = client("cpu")
-    while libraries := _receive(source):
-        module = _receive(source)
+    while libraries := receive(source):
+        module = receive(source)
         native_code.load(json.loads(libraries))
         devices = here._xla.DeviceList((here.device,))
         loaded = here.raw.compile_and_load(module, devices, here.options)
-        _send(sink, loaded.serialize())
+        send(sink, loaded.serialize())
 
 
 if __name__ == "__main__":

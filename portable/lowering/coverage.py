@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
-from torch._functorch.aot_autograd import make_boxed_func
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from portable import capture
-from portable.backends.base import Backend, State
+from portable.backends import targets as absent
+from portable.backends.observing import Observing
 from portable.errors import ConfigError
-from portable.explain import FELL_BACK, GraphBreak, GraphRecord, Record, ran
-from portable.lowering.context import Spec
+from portable.explain import FELL_BACK, GraphBreak, GraphRecord
 from portable.lowering.module import REFUSED, Use, survey
 
 ALL = ("xla:cpu", "xla:cuda", "tpu")
@@ -31,6 +27,8 @@ def platform_of(target: str) -> str:
         ConfigError: there is no such target, or its backend runs torch's own kernels.
     """
     kind, _, rest = target.partition(":")
+    if rest and absent.devices(kind):
+        return absent.find(target).platform
     platform = (rest or "cpu") if kind == "xla" else kind
     if platform not in PLATFORMS or target == "cpu":
         raise ConfigError(
@@ -41,41 +39,20 @@ def platform_of(target: str) -> str:
     return platform
 
 
-class Survey(Backend):
-    """A backend that asks for each graph how it would run on each target, and runs it in eager."""
+class Survey(Observing):
+    """Asks for each graph how it would run on each target."""
 
     name = "coverage"
-    path = "stablehlo"
 
     def __init__(self, targets: Sequence[str]) -> None:
         super().__init__()
         self.platforms = {target: platform_of(target) for target in targets}
         self.uses: dict[str, Counter[Use]] = {target: Counter() for target in targets}
 
-    @classmethod
-    def probe(cls) -> State:
-        return State(True, "it runs in eager", evidence="verified here")
-
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def compile(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], graph: GraphRecord, record: Record
-    ) -> Callable[..., Any]:
-        def compile_aten(aten: fx.GraphModule, inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
-            specs = [Spec(tuple(map(int, x.shape)), x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs]
-            with unset_fake_temporarily():
-                for target, platform in self.platforms.items():
-                    found = survey(aten, specs, platform=platform, backend=target, inference=kind == "inference")
-                    self.uses[target].update(found)
-
-            def call(*args: Any) -> Any:
-                ran()
-                return aten(*args)
-
-            return make_boxed_func(call)
-
-        return capture.aot(gm, example_inputs, compile_aten)
+    def observe(self, aten: fx.GraphModule, specs: Sequence[Any], kind: str, graph: GraphRecord) -> None:
+        for target, platform in self.platforms.items():
+            found = survey(aten, specs, platform=platform, backend=target, inference=kind == "inference")
+            self.uses[target].update(found)
 
 
 class Coverage:

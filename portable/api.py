@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.output_graph import graph_break_reasons
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils import _pytree as pytree
 
 from portable import backends, config
@@ -148,7 +149,8 @@ def check(
     their memory, what it will cost, which operators and dtypes they lack.
 
     The model is captured as `compile` captures it, on tensors without values: weights may lie on the meta device, and
-    are not materialised; nothing is run. Results are kept by content in PORTABLE_CACHE_DIR.
+    are not materialised; nothing is run, unless what the model does between graphs depends on values: then it is called
+    once, in eager. Results are kept by content in PORTABLE_CACHE_DIR.
 
     Args:
         model: an ``nn.Module`` or a function of tensors; it is left as it was.
@@ -181,10 +183,26 @@ def check(
     told = progress or (lambda line: None)
     told("capturing and lowering")
     lowering = Lowering(named)
-    with without_values(model, tuple(args), kwargs or {}) as (fake_args, fake_kwargs):
-        run = _observed(model, lowering, fake_args, fake_kwargs, backward)
+    try:
+        with without_values(model, tuple(args), kwargs or {}) as (fake_args, fake_kwargs):
+            run = _observed(model, lowering, fake_args, fake_kwargs, backward)
+    except (DataDependentOutputException, DynamicOutputShapeException) as failure:
+        _require_values(model, args, kwargs, failure)
+        lowering = Lowering(named)
+        run = _observed(model, lowering, args, kwargs or {}, backward)
     verdicts = {each.name: judge(each, lowering.programs, on, told) for each in named}
     return Check(run.record.name, verdicts, run.record.breaks, on)
+
+
+def _require_values(model: Any, args: Any, kwargs: Any, failure: Exception) -> None:
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    if isinstance(model, torch.nn.Module):
+        tensors += [*model.parameters(), *model.buffers()]
+    if any(x.device.type == "meta" or isinstance(x, FakeTensor) for x in tensors):
+        raise UnsupportedInputError(
+            f"what this model computes between its graphs depends on values, and there are none: {failure}",
+            remedy="pass tensors with values, on the CPU",
+        ) from failure
 
 
 def _observed(model: Any, observer: Backend, args: Sequence[Any], kwargs: Mapping[str, Any], backward: bool) -> _Run:

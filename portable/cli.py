@@ -26,7 +26,7 @@ from rich.table import Table
 
 import portable
 from portable import backends, config
-from portable.errors import ConfigError, PortableError
+from portable.errors import ConfigError, PortableError, UnsupportedInputError
 from portable.kernels import command
 
 
@@ -255,19 +255,22 @@ def check(
     The function is called with the meta device as torch's default, so that weights take no memory. Exit status 1 if
     the model does not compile or does not fit somewhere.
     """
+    import torch
+
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only lowers: no plugin needs to look for its device
-    function, args, kwargs = load_model_without_values(model)
+    options: dict[str, Any] = {"backward": backward, "mesh": _numbers("--mesh", mesh.split(",") if mesh else [])}
+    options["plan"] = _numbers("--shard", shard or [])
     with _Progress() as told:
-        found = portable.check(
-            function,
-            args,
-            kwargs,
-            target,
-            backward=backward,
-            mesh=_numbers("--mesh", mesh.split(",") if mesh else []),
-            plan=_numbers("--shard", shard or []),
-            progress=told,
-        )
+        try:
+            with torch.device("meta"):
+                made = load_model(model)
+            found = portable.check(*made, target, progress=told, **options)
+        except (NotImplementedError, UnsupportedInputError, RuntimeError) as failure:
+            if isinstance(failure, PortableError) and not isinstance(failure, UnsupportedInputError):
+                raise
+            reason = str(failure).strip().partition("\n")[0]
+            told(f"building {model} with values: {reason}")
+            found = portable.check(*load_model(model), target, progress=told, **options)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
     else:
@@ -310,21 +313,6 @@ def _numbers(option: str, pairs: Sequence[str]) -> dict[str, int]:
             raise ConfigError(f"{option} {pair!r} is not legal", remedy=f"as in {option} name=4")
         found[name.strip()] = int(number)
     return found
-
-
-def load_model_without_values(spec: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """As `load_model`, on the meta device; a function that needs values there is called again, with them."""
-    import torch
-
-    try:
-        with torch.device("meta"):
-            return load_model(spec)
-    except (NotImplementedError, RuntimeError) as failure:
-        if isinstance(failure, PortableError):
-            raise
-        reason = str(failure).strip().splitlines()[0]
-        Console(stderr=True).print(f"{spec} needs values, and is built in memory: {reason}", highlight=False)
-        return load_model(spec)
 
 
 def run_script(path: str, arguments: Sequence[str], backend: str) -> list[Any]:

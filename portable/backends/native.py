@@ -96,12 +96,12 @@ class NativeBackend(Backend):
             kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
             record.forbid_when_frozen(graph.cause)
             counted = substitute(aten)
-            incompatible = graphs.incompatible_op(aten) if recorded else ""
+            plan = graphs.Plan.of(aten, kind) if recorded else None
             began = time.perf_counter()
             output = compile_fx_inner(aten, *args, **kwargs)
-            if recorded:
+            if plan is not None:
                 watch = graphs.Watch(graph, record, kind, record.graphs_policy == "require")
-                watch.compiled(output, aten, bool(kwargs["cudagraphs"]), incompatible)
+                watch.compiled(output, plan, bool(kwargs["cudagraphs"]))
             graph.ops.update(counted)
             record.add(Compilation(graph.index, kind, graph.cause, capture_s, 0.0, time.perf_counter() - began))
             return output

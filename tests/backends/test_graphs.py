@@ -103,15 +103,15 @@ def test_a_reason_is_plain_and_has_the_users_line():
     )
 
 
-def positions(function, *args, grad=False):
-    """What `graphs._positions` finds for each ATen graph of a function, by kind."""
+def plans(function, *args, grad=False):
+    """(the plan, the number of results) of each ATen graph of a function, by kind."""
     from portable import capture
 
     found = {}
 
     def compiler(gm, inputs):
         def compile_aten(aten, fakes, kind):
-            found[kind] = (*graphs._positions(aten, kind), len(next(iter(reversed(aten.graph.nodes))).args[0]))
+            found[kind] = graphs.Plan.of(aten, kind), len(next(iter(reversed(aten.graph.nodes))).args[0])
             return torch._functorch.aot_autograd.make_boxed_func(aten.forward)
 
         return capture.aot(gm, inputs, compile_aten)
@@ -125,18 +125,19 @@ def positions(function, *args, grad=False):
 
 def test_the_arguments_that_are_sizes_and_the_results_that_callers_keep():
     with torch.no_grad():
-        sizes, kept, results = positions(lambda x: (x + 1, x.sum(0)), torch.ones(3, 4))["inference"]
-    assert len(sizes) == 2
-    assert kept == (0, 1) and results == 2
+        plan, results = plans(lambda x: (x + 1, x.sum(0)), torch.ones(3, 4))["inference"]
+    assert len(plan.sizes) == 2
+    assert plan.kept == (0, 1) and results == 2
+    assert plan.incompatible == ""
 
 
 def test_what_only_the_backward_pass_reads_is_not_copied():
     x = torch.ones(3, 4, requires_grad=True)
-    found = positions(lambda x: (x.sin() * x.cos()).exp(), x, grad=True)
-    _, kept, results = found["forward"]
-    assert kept == (0,)
+    found = plans(lambda x: (x.sin() * x.cos()).exp(), x, grad=True)
+    plan, results = found["forward"]
+    assert plan.kept == (0,)
     assert results > 1
-    assert len(found["backward"][1]) == 1
+    assert len(found["backward"][0].kept) == 1
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def replaying():
 
     def make(required=False, call=replay):
         watch = graphs.Watch(GraphRecord(0, (), (), "first call", 0.0), record, "inference", required)
-        return graphs.Recorded(call, (0,), (0,), watch)
+        return graphs.Recorded(call, graphs.Plan((0,), (0,), ""), watch)
 
     return record, make
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
-from torch._inductor import cudagraph_trees, cudagraph_utils
-from torch._inductor.config import triton as settings
+from torch._inductor import config, cudagraph_trees, cudagraph_utils
 
 import portable as pt
 from portable import backends
@@ -84,11 +83,11 @@ def test_require_raises_inductors_reason(recording):
         compiled(torch.ones(2))
 
 
-def test_off_asks_inductor_for_nothing(recording, monkeypatch):
-    monkeypatch.setattr(settings, "cudagraphs", True)  # as TORCHINDUCTOR_CUDAGRAPHS=1 sets it
+def test_off_asks_inductor_for_nothing(recording):
     before = counters["inductor"]["cudagraph_skips"]
     compiled = pt.compile(double, backend=recording, graphs="off")
-    compiled(torch.ones(2))
+    with config.patch({"triton.cudagraphs": True}):  # as TORCHINDUCTOR_CUDAGRAPHS=1 sets it
+        compiled(torch.ones(2))
     assert counters["inductor"]["cudagraph_skips"] == before
     assert pt.explain(compiled, show=False).notes == []
 
@@ -196,7 +195,7 @@ def test_sizes_beyond_the_limit_run_unrecorded_and_the_record_says_so_once(repla
     assert [able for _, able in captured] == [True] * graphs.LIMIT + [False, False, True, False]
     (note,) = record.notes
     assert note.reason.endswith("its sizes are beyond the first 8 sets, and each recording holds its memory")
-    assert settings.cudagraph_capture_sizes is None
+    assert config.triton.cudagraph_capture_sizes is None
 
 
 def test_a_call_that_inductor_does_not_record_leaves_its_reason(replaying):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
-from torch._inductor import config, cudagraph_trees, cudagraph_utils
+from torch._inductor import compile_fx, config, cudagraph_trees, cudagraph_utils
+from torch._inductor.output_code import CompiledFxGraph
 
 import portable as pt
 from portable import backends
@@ -236,6 +237,85 @@ def test_the_listener_hears_only_within_its_context():
     cudagraph_utils.cudagraphs_log.warning("two")
     assert heard == ["one"]
     assert logging.WARNING == graphs._Listener().level
+
+
+@pytest.fixture
+def replayed(recording, monkeypatch):
+    """Inductor's whole way to a recording, on the host: a stand-in for the recording itself answers each call of the
+    same sizes in the same memory, as a replay does. Gives the sizes of each recording."""
+    recordings = []
+
+    def cudagraphify(model, static_input_idxs=(), *, device_index, stack_traces, is_backward, is_inference, **rest):
+        memory = {}
+
+        def run(inputs):
+            key = tuple(x for x in inputs if isinstance(x, int))
+            results = model(inputs)
+            if not cudagraph_trees.is_cudagraph_capture_sizes(key):
+                return results
+            if key not in memory:
+                recordings.append(key)
+                memory[key] = results
+                return results
+            for old, new in zip(memory[key], results, strict=True):
+                if isinstance(old, torch.Tensor):
+                    old.copy_(new)
+            return memory[key]
+
+        return run
+
+    post_compile = CompiledFxGraph.post_compile
+
+    def on_a_device(self, *args):
+        self.device_idxs = {0}
+        post_compile(self, *args)
+
+    monkeypatch.setattr(cudagraph_utils, "check_lowering_disable_cudagraph", lambda devices: None)
+    monkeypatch.setattr(CompiledFxGraph, "post_compile", on_a_device)
+    monkeypatch.setattr(compile_fx, "cudagraphify", cudagraphify)
+    with config.patch(fx_graph_cache=False):
+        yield recordings
+
+
+def test_results_of_a_recorded_model_outlive_later_calls(replayed):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+    compiled = pt.compile(model, backend="recording", graphs="require")
+    inputs = [torch.randn(4, 8) for _ in range(5)]
+    with torch.no_grad():
+        results = [compiled(x) for x in inputs]
+        for got, x in zip(results, inputs, strict=True):
+            torch.testing.assert_close(got, model(x))
+    assert replayed == [()]
+    assert pt.explain(compiled, show=False).notes == []
+
+
+def test_a_recorded_model_trains_as_eager_does(replayed):
+    models = []
+    for make in (lambda m: m, lambda m: pt.compile(m, backend="recording", graphs="require")):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        run, optimiser = make(model), torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            for _ in range(2):  # gradients accumulate over two passes
+                run(torch.randn(4, 8)).square().mean().backward()
+            optimiser.step()
+            optimiser.zero_grad()
+        models.append(model)
+    assert replayed == [(), ()]
+    for mine, eager in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        torch.testing.assert_close(mine, eager)
+
+
+def test_a_model_of_many_sizes_is_recorded_for_the_first_and_right_for_all(replayed):
+    with config.patch(graph_partition=False):  # which cuts out all that runs on the host
+        compiled = pt.compile(lambda x: (x * 2).relu().sum(0), backend="recording", dynamic=True)
+        with torch.no_grad():
+            inputs = [torch.randn(n, 5) for n in [*range(2, 14)] * 2]
+            results = [compiled(x) for x in inputs]
+    for got, x in zip(results, inputs, strict=True):
+        torch.testing.assert_close(got, (x * 2).relu().sum(0))
+    assert len(replayed) == graphs.LIMIT
+    assert len(pt.explain(compiled, show=False).notes) == 1
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="records launches on a GPU, and none is here")

@@ -19,6 +19,10 @@ _HOME = {
     "register_kernel": "portable.kernels.registry",
     "explain": "portable.explain",
     "device": "portable.api",
+    "autocast": "portable.backends.neutral",
+    "manual_seed": "portable.backends.neutral",
+    "memory_stats": "portable.backends.neutral",
+    "synchronize": "portable.backends.neutral",
     "use_backend": "portable.backends",
     "backends": "portable.backends",
     "config": "portable.config",
@@ -30,6 +34,7 @@ _MODULES = {"backends", "config", "errors", "explain", "ops", "testing"}
 __all__ = [
     "SLO",
     "__version__",
+    "autocast",
     "backends",
     "check",
     "compile",
@@ -38,8 +43,11 @@ __all__ = [
     "device",
     "errors",
     "explain",
+    "manual_seed",
+    "memory_stats",
     "ops",
     "register_kernel",
+    "synchronize",
     "testing",
     "use_backend",
 ]
@@ -48,6 +56,7 @@ if TYPE_CHECKING:
     from portable import backends, config, errors, ops, testing
     from portable.api import check, compile, coverage, device
     from portable.backends import use_backend
+    from portable.backends.neutral import autocast, manual_seed, memory_stats, synchronize
     from portable.explain import explain
     from portable.kernels.registry import register_kernel
     from portable.slo.objective import SLO

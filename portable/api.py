@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from portable import backends, config
 from portable.backends.base import Backend, installed
 from portable.errors import ConfigError, PortableError, UnsupportedInputError
-from portable.explain import Fallback, Record, call_began, runs
+from portable.explain import Fallback, Note, Record, call_began, runs
 
 if TYPE_CHECKING:
     from portable.backends.check import Check
@@ -40,6 +40,7 @@ def compile(
     slo: Any = None,
     kernels: Any = None,
     fallback: str | None = None,
+    graphs: str | None = None,
 ) -> Any:
     """Compile a model or function for a backend; what is returned is called like it, and trains like it.
 
@@ -57,6 +58,10 @@ def compile(
             "warn" of it once an op, or "allow" it (`explain` lists it all the same), or "error", which refuses it;
             default PORTABLE_FALLBACK, read now. Where torch cannot run it there, it is refused in every mode.
         kernels: which kernels run: "auto", "off", a provider, or "op=provider,…"; default PORTABLE_KERNELS.
+        graphs: whether launches are recorded once and replayed by one call (CUDA graphs): "auto" (the default) does so
+            where the device can, and `explain` says why where it does not; "require" refuses instead; "off". Each
+            distinct set of sizes is recorded apart, the first 8 of a graph with symbolic sizes; a recording keeps its
+            memory.
         slo: an objective of the whole model, e.g. ``pt.SLO("p50_ms", 5.0)`` (p50_ms, p99_ms or ratio); for inference:
             every call is under ``torch.no_grad()``. The first call of each signature measures ``backend``, and where it
             misses the objective the other path of the same device (StableHLO or Inductor): the one that agrees with
@@ -66,7 +71,8 @@ def compile(
         dims: reserved, must be None.
 
     Raises:
-        ConfigError: an option is not legal; with ``slo``, a call with gradients enabled.
+        ConfigError: an option is not legal; with ``slo``, a call with gradients enabled; ``graphs="require"`` on a
+            backend that records none.
         UnknownBackendError, BackendUnavailableError: no such backend, or not here.
         UnsupportedOpError: at the first call; names every op that has no exact lowering and does not fall back.
     """
@@ -80,6 +86,7 @@ def compile(
             slo=slo,
             kernels=kernels,
             fallback=fallback,
+            graphs=graphs,
         )
     for name, value in (("dims", dims),):
         if value is not None:
@@ -91,13 +98,25 @@ def compile(
         from portable.slo.paths import check_slo
 
         check_slo(slo)
+    policy = config.graphs_policy(graphs)
     chosen = backends.get(backends.selected(backend))
+    _check_able(chosen, policy, dynamic)
     options = {"backend": backend, "fullgraph": fullgraph, "dynamic": dynamic, "fallback": fallback, "kernels": kernels}
-    options["slo"] = slo
+    options |= {"slo": slo, "graphs": graphs}
     if isinstance(model, CompiledModule):
         model = model._portable_run.target
     run = (_Run if slo is None else _RunByObjective)(model, chosen, fullgraph, dynamic, options)
     return CompiledModule(model, run) if isinstance(model, torch.nn.Module) else CompiledFunction(model, run)
+
+
+def _check_able(chosen: Backend, graphs: str, dynamic: bool | None) -> None:
+    if graphs == "require":
+        chosen.records_graphs(graphs)
+    if dynamic and chosen.static_shapes:
+        raise ConfigError(
+            f"dynamic=True, and backend {chosen} compiles each set of sizes apart: {chosen.static_shapes}",
+            remedy="leave dynamic out",
+        )
 
 
 def coverage(
@@ -227,13 +246,15 @@ def device(backend: str | None = None) -> torch.device:
 def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
     """The Dynamo backend behind ``torch.compile(model, backend="portable")``.
 
-    ``options={"backend": "xla"}`` of torch.compile names the backend; the default is PORTABLE_BACKEND.
+    ``options={"backend": "xla"}`` of torch.compile names the backend; the default is PORTABLE_BACKEND. ``graphs`` is
+    as in `compile`.
     """
     options = dict(kwargs.get("options") or {})
     chosen = backends.get(backends.selected(options.pop("backend", None)))
+    graphs = config.graphs_policy(options.pop("graphs", None))
     if options:
-        raise ConfigError(f"unknown options {sorted(options)}", remedy='the only option is "backend"')
-    record = Record("torch.compile", str(chosen), chosen.path, fallback=config.fallback_mode())
+        raise ConfigError(f"unknown options {sorted(options)}", remedy='the options are "backend" and "graphs"')
+    record = Record("torch.compile", str(chosen), chosen.path, fallback=config.fallback_mode(), graphs=graphs)
     return _compile_graph(chosen, record, gm, example_inputs)
 
 
@@ -279,6 +300,14 @@ def _policy(kernels: str | None) -> Any:
         ) from failure
 
 
+_SIZES = 256
+
+
+def _many_sizes() -> dict[str, Any]:
+    """Have Dynamo capture many sizes of a model before it gives up and runs it in eager, where this torch can."""
+    return {"recompile_limit": _SIZES} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
+
+
 def _isolation() -> dict[str, Any]:
     """Have Dynamo count each compiled model's recompilations apart, where this torch can: they share code objects."""
     supported = "isolate_recompiles" in inspect.signature(torch.compile).parameters
@@ -294,14 +323,19 @@ class _Run:
         name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
         self.target, self.options, self._backend = target, options, chosen
         policy, mode = _policy(options["kernels"]), config.fallback_mode(options["fallback"])
-        self.record = record = Record(name, str(chosen), chosen.path, policy, mode)
+        graphs = config.graphs_policy(options.get("graphs"))
+        self.record = record = Record(name, str(chosen), chosen.path, policy, mode, graphs)
         self._warm: set[Any] = set()
         self._whole: frozenset[str] = frozenset()  # the ops that the captures of these calls keep whole
 
         def portable(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             return _compile_graph(chosen, record, gm, example_inputs)  # not self: Dynamo keeps every backend for good
 
-        self._compiled = torch.compile(target, backend=portable, fullgraph=fullgraph, dynamic=dynamic, **_isolation())
+        apart = _isolation()
+        if chosen.static_shapes:
+            dynamic, apart = False, {**apart, **_many_sizes()}
+            record.add_note(Note("shapes", f"one executable for each distinct set of sizes: {chosen.static_shapes}"))
+        self._compiled = torch.compile(target, backend=portable, fullgraph=fullgraph, dynamic=dynamic, **apart)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():

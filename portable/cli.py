@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 import typer.core
@@ -28,6 +28,9 @@ import portable
 from portable import backends, config
 from portable.errors import ConfigError, PortableError, UnsupportedInputError
 from portable.kernels import command
+
+if TYPE_CHECKING:
+    from portable.backends.base import Backend
 
 
 class _Commands(typer.core.TyperGroup):
@@ -84,11 +87,14 @@ def main() -> None:
 def doctor(
     as_json: AsJson = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the traceback of plugins that do not load.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Show what each backend is good at, and the traceback of plugins that do not load."
+        ),
     ] = False,
 ) -> None:
     """What can run here: each backend, ready or why not and what to do, and the versions."""
-    report = diagnosis()
+    report = diagnosis(verbose)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
@@ -103,13 +109,63 @@ def doctor(
         table.add_row(row["name"], row["path"], f"[green]{state}[/]" if row["ready"] else state, row["evidence"])
     console.print(table)
     console.print(report["choice"], highlight=False)
+    if verbose:
+        _print_capabilities(report["backends"])
     for row in report["backends"]:
         if verbose and row["traceback"]:
             console.print(f"\n{row['name']}:\n{escape(row['traceback'])}", highlight=False)
 
 
-def diagnosis() -> dict[str, Any]:
-    """What `portable doctor` shows, as plain data."""
+def _print_capabilities(rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        lines = {**row["capabilities"], **row["executors"]}
+        if row["compiles_for"]:
+            lines["can compile for"] = row["compiles_for"]
+        if lines:
+            console.print(f"\n[bold]{row['name']}[/]")
+        for name, value in lines.items():
+            if isinstance(value, dict):
+                text = "; ".join(f"{key}: {why}" for key, why in value.items())
+            elif isinstance(value, list):
+                text = " ".join(value)
+            else:
+                text = {True: "yes", False: "no"}.get(value, str(value))
+            console.print(f"  {name}: {escape(text) or 'none'}", highlight=False)
+
+
+def capabilities(name: str) -> dict[str, Any]:
+    """What the backend ``name`` is good at, as plain data. Initialises its device in this process."""
+    from dataclasses import fields
+
+    about = backends.get(name).capabilities()
+    plain = lambda dtype: str(dtype).removeprefix("torch.")  # noqa: E731
+    as_data: dict[str, Any] = {field.name: getattr(about, field.name) for field in fields(about)}
+    as_data["dtypes"] = sorted(map(plain, about.dtypes))
+    as_data["emulated"] = {plain(dtype): why for dtype, why in about.emulated.items()}
+    as_data["multiples"] = dict(about.multiples)
+    return as_data
+
+
+def _executors(backend: type[Backend]) -> dict[str, str]:
+    """Its variants that another package runs, each ready or why not."""
+    kinds = {f"{backend.name}:{variant}": type(backend.of(variant)) for variant in backend.variants}
+    return {name: kind.probe().reason for name, kind in kinds.items() if kind is not backend}
+
+
+def _asked_capabilities(name: str) -> dict[str, Any]:
+    """`capabilities`, found in a fresh process: no device is initialised in this one."""
+    from portable.backends.base import ask
+
+    ok, text = ask(f"import json; from portable.cli import capabilities; print(json.dumps(capabilities({name!r})))")
+    found: dict[str, Any] = json.loads(text) if ok else {"unknown": text}
+    return found
+
+
+def diagnosis(verbose: bool = False) -> dict[str, Any]:
+    """What `portable doctor` shows, as plain data; with ``verbose`` also what each backend that is ready is good at.
+
+    A backend that has run nothing here and compiles for devices that are absent is "compiled for".
+    """
     from importlib.metadata import version
 
     rows = []
@@ -123,11 +179,19 @@ def diagnosis() -> dict[str, Any]:
                 "reason": reason,
                 "remedy": "portable doctor --verbose",
                 "evidence": "contract only",
+                "compiles_for": [],
+                "capabilities": {},
+                "executors": {},
             }
             rows.append({"name": name, **row, "traceback": plugin.failure})
             continue
         backend = backends.backend_class(name)
-        rows.append({"name": name, "path": backend.path, **asdict(backend.diagnose()), "traceback": ""})
+        row = {"path": backend.path, **asdict(backend.diagnose()), "compiles_for": list(backend.deviceless())}
+        if row["compiles_for"] and row["evidence"] == "contract only":
+            row["evidence"] = "compiled for"
+        row["capabilities"] = _asked_capabilities(name) if verbose and row["ready"] else {}
+        row["executors"] = _executors(backend) if verbose else {}
+        rows.append({"name": name, **row, "traceback": ""})
     return {
         "versions": {
             "portable": portable.__version__,

@@ -17,6 +17,7 @@ from typing import Any
 from portable.errors import ConfigError
 
 FALLBACK_MODES = ("warn", "allow", "error")
+GRAPHS_POLICIES = ("auto", "require", "off")
 
 
 def _text(raw: str) -> str:
@@ -127,6 +128,18 @@ def fallback_mode(named: str | None = None) -> str:
     if mode not in FALLBACK_MODES:
         raise ConfigError(f"fallback={named!r} is not legal", remedy=f"one of {', '.join(FALLBACK_MODES)}")
     return mode
+
+
+def graphs_policy(named: str | None = None) -> str:
+    """Whether launches are recorded and replayed: as ``named``, else "auto".
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    policy = named or "auto"
+    if policy not in GRAPHS_POLICIES:
+        raise ConfigError(f"graphs={named!r} is not legal", remedy=f"one of {', '.join(GRAPHS_POLICIES)}")
+    return policy
 
 
 def is_set(name: str) -> bool:

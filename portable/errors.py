@@ -105,6 +105,10 @@ class KernelError(PortableError):
     """A kernel gave something else than its op gives: another number of results, another dtype or shape."""
 
 
+class GraphCaptureError(PortableError):
+    """The launches of a graph cannot be recorded, and the model was compiled with ``graphs="require"``."""
+
+
 class RecompileError(PortableError):
     """A frozen model was called in a way that needs a new compilation."""
 

@@ -65,6 +65,23 @@ class Fallback:
 
 
 @dataclass(frozen=True)
+class Note:
+    """How a model runs, beyond its ops, and why: launches that are not recorded, sizes that are compiled apart.
+
+    Attributes:
+        topic: "graphs" or "shapes".
+        where: the user's line, if known.
+    """
+
+    topic: str
+    reason: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.reason}{f' at {self.where}' if self.where else ''}"
+
+
+@dataclass(frozen=True)
 class Chosen:
     """How some calls of an op run.
 
@@ -144,12 +161,16 @@ def collecting() -> Iterator[list[Record]]:
 class Record:
     """Everything that is known of one compiled model; filled while it compiles, read by `Explanation`. Thread-safe."""
 
-    def __init__(self, name: str, backend: str, path: str, kernels: Any = None, fallback: str = "warn") -> None:
+    def __init__(
+        self, name: str, backend: str, path: str, kernels: Any = None, fallback: str = "warn", graphs: str = "auto"
+    ) -> None:
         self.name, self.backend, self.path, self.fallback = name, backend, path, fallback
+        self.graphs_policy = graphs
         self.graphs: list[GraphRecord] = []
         self.compiles: list[Compilation] = []
         self.breaks: list[GraphBreak] = []
         self.fallbacks: dict[Fallback, int] = {}
+        self.notes: dict[Note, None] = {}  # a set that keeps its order
         self.told: set[str] = set()  # the ops whose fallback was warned of
         self.frozen = False
         self.kernels = kernels
@@ -179,6 +200,11 @@ class Record:
         with self._lock:
             self.fallbacks[fallback] = self.fallbacks.get(fallback, 0) + count
             return self.fallbacks[fallback] == count
+
+    def add_note(self, note: Note) -> None:
+        """Note how the model runs, once."""
+        with self._lock:
+            self.notes.setdefault(note)
 
     def add_graph(self, gm: Any, example_inputs: Sequence[Any]) -> GraphRecord:
         """Note a graph that Dynamo captured, with its cause."""
@@ -280,7 +306,7 @@ class Explanation:
         decisions: {overload: how its calls run and why, one entry a way}.
         units: {(op, signature): (args, kwargs)} of the ops that have kernels here, tensors as Specs.
         objectives: which path runs each signature of a model that has an objective (`portable.slo.paths.PathDecision`).
-        fallbacks, graph_breaks, compiles: lists; empty means none.
+        fallbacks, graph_breaks, compiles, notes: lists; empty means none.
     """
 
     def __init__(self, record: Record) -> None:
@@ -291,6 +317,7 @@ class Explanation:
         self.compiles: list[Compilation] = list(record.compiles)
         self.graph_breaks: list[GraphBreak] = list(record.breaks)
         self.fallbacks: list[Fallback] = [replace(f, count=n) for f, n in record.fallbacks.items()]
+        self.notes: list[Note] = list(record.notes)
         self.ops: dict[str, dict[str, int]] = {}
         for graph in record.graphs:
             for (op, how), count in graph.ops.items():
@@ -313,6 +340,7 @@ class Explanation:
             "compiles": [asdict(c) for c in self.compiles],
             "graph_breaks": [asdict(b) for b in self.graph_breaks],
             "fallbacks": [asdict(f) for f in self.fallbacks],
+            "notes": [asdict(n) for n in self.notes],
         }
 
     def headline(self) -> str:
@@ -357,6 +385,8 @@ class Explanation:
             yield table
         for b in self.graph_breaks:
             yield escape(f"graph break at {b.where or 'an unknown line'}: {b.reason} (it ran in eager)")
+        for note in self.notes:
+            yield escape(str(note))
         if self.fallbacks:
             for f in self.fallbacks:
                 times = f" ({f.count} times)" if f.count > 1 else ""
@@ -387,6 +417,7 @@ _WHY = {
     "lowered": _UNMEASURED,
     "decomposed": "by torch's decomposition; unmeasured on this machine",
     "inductor": "compiled by Inductor",
+    "vendor": "compiled by the vendor's Dynamo backend",
     "eager": "as asked",
     FELL_BACK: "no exact lowering; torch's own kernel, see below",
 }
@@ -394,6 +425,7 @@ _RUNS_AS = {
     "lowered": "portable",
     "decomposed": "portable",
     "inductor": "native",
+    "vendor": "native",
     "eager": "native",
     FELL_BACK: FELL_BACK,
 }

@@ -41,6 +41,30 @@ def test_doctor_says_what_the_environment_chooses():
     assert "unknown backend 'abacus'" in portable("doctor", PORTABLE_BACKEND="abacus").output
 
 
+def test_doctor_shows_what_a_backend_is_good_at(monkeypatch):
+    monkeypatch.setattr(backends, "BUILTIN", ("tpu", "cpu"))
+    shown = portable("doctor", "--verbose").output
+    assert "collectives: gloo" in shown and "graphs: no" in shown and "float32" in shown
+    assert "tpu:torch_xla: torch_xla is not installed" in shown
+    rows = {row["name"]: row for row in json.loads(portable("doctor", "--verbose", "--json").output)["backends"]}
+    assert "float32" in rows["cpu"]["capabilities"]["dtypes"]
+    assert rows["tpu"]["capabilities"] == {}
+    assert set(rows["tpu"]["executors"]) == {"tpu:torch_tpu", "tpu:torch_xla"}
+
+
+def test_doctor_says_for_which_absent_devices_a_backend_compiles(monkeypatch):
+    from portable.backends.xpu import Xpu
+
+    monkeypatch.setattr(backends, "BUILTIN", ("xpu", "cpu"))
+    monkeypatch.setattr(Xpu, "deviceless", classmethod(lambda cls: ("arc", "max")))
+    rows = {row["name"]: row for row in json.loads(portable("doctor", "--json").output)["backends"]}
+    assert (rows["xpu"]["ready"], rows["xpu"]["evidence"], rows["xpu"]["compiles_for"]) == (
+        False, "compiled for", ["arc", "max"],
+    )  # fmt: skip
+    assert rows["cpu"]["evidence"] == "verified here"
+    assert "can compile for: arc max" in portable("doctor", "--verbose").output
+
+
 def test_env_prints_every_variable():
     result = portable("env", "--json")
     assert [row["name"] for row in json.loads(result.output)] == list(config.VARIABLES)

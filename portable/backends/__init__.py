@@ -95,7 +95,7 @@ def get(name: str) -> Backend:
     base, _, variant = name.strip().lower().partition(":")
     if base == "auto" and not variant:
         return _auto()
-    return backend_class(base)(variant).require()
+    return backend_class(base).of(variant).require()
 
 
 _auto_lock = threading.Lock()

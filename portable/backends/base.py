@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import fx
 
-from portable.errors import BackendUnavailableError, UnknownBackendError, UnsupportedInputError
+from portable.errors import BackendUnavailableError, ConfigError, UnknownBackendError, UnsupportedInputError
 from portable.explain import GraphRecord, Record
 from portable.kernels.fingerprint import ABSENT
 
@@ -86,15 +86,21 @@ class Backend(ABC):
         name: what users write, e.g. in PORTABLE_BACKEND.
         path: "stablehlo" (our lowering and PJRT) or "native" (the device's own PyTorch path).
         variants: what may follow the name after a colon (`cpu:eager`); empty where nothing may.
+        static_shapes: why its compiler takes no symbolic size, '' where it does. Each set of sizes is then captured
+            and compiled apart, exactly as it is: nothing is padded.
+        no_graphs: why a sequence of its launches is never recorded, for the error of ``graphs="require"``.
     """
 
     name: ClassVar[str]
     path: ClassVar[Literal["stablehlo", "native"]]
     variants: ClassVar[tuple[str, ...]] = ()
+    static_shapes: ClassVar[str] = ""
+    no_graphs: ClassVar[str] = "its device records no launches"
 
     def __init__(self, variant: str = "") -> None:
-        if variant and variant not in self.variants:
-            legal = ", ".join(f"{self.name}:{v}" for v in self.variants) or f"{self.name} alone"
+        if variant and variant not in self.variants and variant not in self.other_variants():
+            variants = dict.fromkeys((*self.variants, *self.other_variants()))
+            legal = ", ".join(f"{self.name}:{v}" for v in variants) or f"{self.name} alone"
             raise UnknownBackendError(
                 f"backend {self.name!r} has no variant {variant!r}", remedy=f"legal: {self.name}, {legal}"
             )
@@ -102,6 +108,26 @@ class Backend(ABC):
 
     def __str__(self) -> str:
         return f"{self.name}:{self.variant}" if self.variant else self.name
+
+    @classmethod
+    def of(cls, variant: str) -> Backend:
+        """The backend that ``name:variant`` names.
+
+        Raises:
+            UnknownBackendError: there is no such variant.
+        """
+        return cls(variant)
+
+    @classmethod
+    def other_variants(cls) -> tuple[str, ...]:
+        """Variants that this installation has beyond `variants`; asked for only where one is named that is none of
+        them."""
+        return ()
+
+    @classmethod
+    def deviceless(cls) -> tuple[str, ...]:
+        """Device names that this backend can compile for without a device, here and now."""
+        return ()
 
     @classmethod
     @abstractmethod
@@ -142,6 +168,22 @@ class Backend(ABC):
         Initialises the device in this process.
         """
         return {"device": str(self.device()), "architecture": platform.machine(), "driver": ABSENT, "runtime": ABSENT}
+
+    def records_graphs(self, policy: str) -> bool:
+        """Whether its launches are recorded and replayed under a policy of ``graphs=``: "auto", "require" or "off".
+
+        Raises:
+            ConfigError: "require", where it cannot; names the reason.
+        """
+        if policy == "off":
+            return False
+        able = self.capabilities().graphs
+        if policy == "require" and not able:
+            raise ConfigError(
+                f"graphs='require', and backend {self} records none: {self.no_graphs}",
+                remedy="leave graphs out: under 'auto' what can be recorded is recorded",
+            )
+        return able
 
     def synchronize(self) -> None:
         """Wait until the device has done all that this process asked of it."""

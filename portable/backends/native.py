@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from portable.backends.base import Backend, ask, installed
+from portable.backends import graphs
+from portable.backends.base import Backend, installed
 from portable.errors import BackendUnavailableError
 from portable.explain import Compilation, GraphRecord, Record, ran
 from portable.kernels.select import Decision
@@ -88,14 +89,19 @@ class NativeBackend(Backend):
 
         capture_s = graph.since_call()
         substitute, decompositions = self._kernels(graph, record)
+        recorded = self.records_graphs(record.graphs_policy)
 
         @functools.wraps(compile_fx_inner)
         def inner(aten: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
             kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
             record.forbid_when_frozen(graph.cause)
             counted = substitute(aten)
+            plan = graphs.Plan.of(aten, kind) if recorded else None
             began = time.perf_counter()
             output = compile_fx_inner(aten, *args, **kwargs)
+            if plan is not None:
+                watch = graphs.Watch(graph, record, kind, record.graphs_policy == "require")
+                watch.compiled(output, plan, bool(kwargs["cudagraphs"]))
             graph.ops.update(counted)
             record.add(Compilation(graph.index, kind, graph.cause, capture_s, 0.0, time.perf_counter() - began))
             return output
@@ -103,7 +109,13 @@ class NativeBackend(Backend):
         # A hit in AOTAutograd's own cache would skip `inner`, and with it the record; Inductor's code cache still
         # serves.
         with functorch_config.patch(enable_autograd_cache=False):
-            compiled: Any = compile_fx(gm, list(example_inputs), inner_compile=inner, decompositions=decompositions)
+            compiled: Any = compile_fx(
+                gm,
+                list(example_inputs),
+                inner_compile=inner,
+                config_patches=graphs.settings(record.graphs_policy, recorded),
+                decompositions=decompositions,
+            )
         return compiled
 
     def _kernels(
@@ -141,8 +153,3 @@ _NOT_IN_EAGER = (
 
 def _counted(aten: fx.GraphModule) -> Counter[tuple[str, str]]:
     return Counter((str(n.target), "inductor") for n in aten.graph.nodes if n.op == "call_function")
-
-
-def cuda_state() -> tuple[bool, str]:
-    """(usable, device name or reason) of torch.cuda, which ROCm answers to as well; asked in a fresh process."""
-    return ask("import torch; torch.cuda.init(); print(torch.cuda.get_device_name(0))")

@@ -1,15 +1,36 @@
-"""`tpu`: Google TPUs through our lowering and libtpu's PJRT client; the code is `xla`'s."""
+"""`tpu`: Google TPUs through our lowering and libtpu's PJRT client; the code is `xla`'s.
+
+`tpu:torch_tpu` and `tpu:torch_xla` run the captured graphs with another package instead, where it is installed.
+"""
 
 from __future__ import annotations
 
-from portable.backends.base import State, ask, installed
+import torch
+
+from portable.backends.base import TOLERANCES, Backend, Capabilities, State, ask, installed
 from portable.backends.xla import Xla
 
 
 class Tpu(Xla):
     name = "tpu"
-    variants = ()
+    variants = ("torch_tpu", "torch_xla")
     platform = "tpu"
+
+    @classmethod
+    def of(cls, variant: str) -> Backend:
+        if variant == "torch_tpu":
+            from portable.backends.torch_tpu import TorchTpu
+
+            return TorchTpu(variant)
+        if variant == "torch_xla":
+            from portable.backends.torch_xla import TorchXla
+
+            return TorchXla(variant)
+        return cls(variant)
+
+    @classmethod
+    def other_variants(cls) -> tuple[str, ...]:
+        return ()
 
     @classmethod
     def probe(cls) -> State:
@@ -21,6 +42,25 @@ class Tpu(Xla):
         return State(True, f"ready, {text}")
 
     diagnose = probe
+
+
+def capabilities(kind: str) -> Capabilities:
+    """What a TPU of this kind is good at.
+
+    TPUs have no arithmetic of 64 bits: XLA makes it of pieces (its pass “X64 rewriting”); float16 they convert. The
+    matrix unit is 256 × 256 from v6e on, 128 × 128 before (Cloud TPU's system architecture); a register holds 8 rows
+    of 128 lanes.
+    """
+    parts = "made of two 32-bit numbers"
+    emulated = {
+        torch.float64: f"{parts}: slow, and its range is float32's",
+        torch.int64: f"{parts}: slow",
+        torch.float16: "computed in float32: the matrix unit takes bfloat16",
+    }
+    integers = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    wide = any(generation in kind.lower() for generation in ("v6", "v7", "tpu7"))
+    multiples = {"matmul": 256 if wide else 128, "lane": 128, "sublane": 8}
+    return Capabilities(frozenset({*TOLERANCES, *integers}), emulated, multiples, collectives="XLA")
 
 
 BACKEND = Tpu

@@ -6,6 +6,7 @@ graph is kept and lowered again for each new set of sizes, without a new capture
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +19,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from portable import capture
 from portable.backends import pjrt
-from portable.backends.base import Backend, State, ask, installed
+from portable.backends.base import Backend, Capabilities, MemoryStats, State, ask, installed
+from portable.backends.cpu import Cpu, host, process_memory
+from portable.backends.gpu import driver
 from portable.errors import UnsupportedInputError
 from portable.explain import FELL_BACK, Compilation, Fallback, GraphRecord, Record, plain_name, ran
+from portable.kernels.fingerprint import version
 from portable.lowering.context import Spec
 
 
@@ -28,11 +32,16 @@ class Xla(Backend):
     name = "xla"
     path = "stablehlo"
     variants: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "rocm", "tpu", "xpu")
+    no_graphs = "XLA runs a whole graph as one program: there are no launches to record"
     platform = ""
 
     def __init__(self, variant: str = "") -> None:
         super().__init__(variant)
         self.platform = variant or type(self).platform
+
+    @classmethod
+    def other_variants(cls) -> tuple[str, ...]:
+        return platforms()
 
     @classmethod
     def probe(cls) -> State:
@@ -54,6 +63,8 @@ class Xla(Backend):
 
     def require(self) -> Backend:
         super().require()
+        if self.platform == "xpu" and "xpu" not in platforms():
+            self.platform = "oneapi"  # what JAX's own plugin for Intel GPUs calls it
         if self.platform:
             pjrt.client(self.platform)
         return self
@@ -63,6 +74,40 @@ class Xla(Backend):
 
     def label(self) -> str:
         return f"xla:{pjrt.client(self.platform).platform}"
+
+    def capabilities(self) -> Capabilities:
+        client = pjrt.client(self.platform)
+        if client.on_host:
+            return replace(Cpu().capabilities(), collectives="XLA")
+        if client.platform == "tpu":
+            from portable.backends import tpu
+
+            return tpu.capabilities(str(client.device.device_kind))
+        return replace(super().capabilities(), collectives="XLA")
+
+    def hardware(self) -> dict[str, str]:
+        client = pjrt.client(self.platform)
+        runtime = f"PJRT {client.platform} {getattr(client.raw, 'platform_version', '')}"
+        if client.on_host:
+            return {**host(), "runtime": runtime}
+        capability = getattr(client.device, "compute_capability", "")
+        return {
+            "device": str(client.device.device_kind),
+            "architecture": str(capability) or client.platform,
+            "driver": driver(),
+            "runtime": f"{runtime} libtpu {version('libtpu')}" if client.platform == "tpu" else runtime,
+        }
+
+    def synchronize(self) -> None:
+        """Nothing: a program has run and its results are here when its call returns."""
+
+    def memory_stats(self) -> MemoryStats:
+        """As the PJRT device counts; of the host, this process's memory."""
+        client = pjrt.client(self.platform)
+        if client.on_host:
+            return process_memory()
+        stats = client.device.memory_stats() or {}
+        return MemoryStats(*(stats.get(key) for key in ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")))
 
     def other_paths(self) -> tuple[str, ...]:
         return ("cpu",) if pjrt.client(self.platform).platform == "cpu" else ()
@@ -78,6 +123,24 @@ class Xla(Backend):
             return CompiledGraph(self, aten, inputs, kind, graph, record)
 
         return capture.aot(gm, example_inputs, compile_aten)
+
+
+@functools.cache
+def platforms() -> tuple[str, ...]:
+    """The platforms that JAX has here, built in and of PJRT plugins (entry points ``jax_plugins``, modules of that
+    namespace package, PJRT_NAMES_AND_LIBRARY_PATHS); found in a fresh process, no device is initialised."""
+    ok, text = ask(_PLATFORMS) if installed("jax") else (False, "")
+    return tuple(text.split()) if ok else ()
+
+
+_PLATFORMS = """
+import logging
+logging.disable()
+from jax._src import xla_bridge as bridge
+bridge.discover_pjrt_plugins()
+bridge.register_pjrt_plugin_factories_from_env()
+print(*sorted(set(bridge._backend_factories) - {"mock"}))
+"""
 
 
 class _Program:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from portable.backends import deviceless
 from portable.backends.base import Capabilities, State
 from portable.backends.gpu import Gpu, driver, usable
 
@@ -17,6 +18,10 @@ TF32 = 2e-3
 class Cuda(Gpu):
     name = "cuda"
     device_type = "cuda"
+
+    @classmethod
+    def deviceless(cls) -> tuple[str, ...]:
+        return deviceless.devices(cls.name)
 
     @classmethod
     def probe(cls) -> State:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from portable import config
+from portable.backends import targets
 from portable.backends.frames import receive, send
 from portable.backends.targets import Target
 from portable.errors import BackendUnavailableError
@@ -69,6 +70,12 @@ class Compiled:
         """What the program needs on a device: arguments, outputs that are not arguments, temporaries and code."""
         held = self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes + self.code_bytes
         return max(held, self.needed_bytes)
+
+
+def devices(backend: str) -> tuple[str, ...]:
+    """The devices of a backend that programs can be compiled for with what is installed here."""
+    named = targets.devices(backend)
+    return named if named and compiles(targets.find(f"{backend}:{named[0]}")) else ()
 
 
 def require(target: Target) -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import torch
 
+from portable.backends import deviceless
 from portable.backends.base import TOLERANCES, Backend, Capabilities, State, ask, installed
 from portable.backends.xla import Xla
+
+_CHIPS = "from jax._src import hardware_utils; print(hardware_utils.num_available_tpu_chips_and_device_id()[0])"
 
 
 class Tpu(Xla):
@@ -33,9 +36,16 @@ class Tpu(Xla):
         return ()
 
     @classmethod
+    def deviceless(cls) -> tuple[str, ...]:
+        return deviceless.devices(cls.name)
+
+    @classmethod
     def probe(cls) -> State:
         if not installed("libtpu"):
             return State(False, "libtpu is not installed", "pip install 'portable[tpu]' on a TPU host")
+        ok, text = ask(_CHIPS)
+        if ok and text == "0":
+            return State(False, "no TPU in this machine", "run on a TPU host; `portable check` compiles for one here")
         ok, text = ask("import jax; print(jax.devices('tpu')[0].device_kind)")
         if not ok:
             return State(False, f"no device: {text}", "run on a TPU host")

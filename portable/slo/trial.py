@@ -216,6 +216,7 @@ def _tried(request: Request, unit: Unit, case: Case, functions: dict[str, Callab
         functions[like.signature] = compiled_call(like, request.backend, request.provider)
     try:
         problem = check(functions[like.signature], unit, args, kwargs)
+        problem = problem or _check_gradients(functions[like.signature], request, args, kwargs)
     except _Raised as raised:
         if isinstance(raised.failure, BackendUnavailableError):
             return Trial("impossible", _described(raised.failure))
@@ -372,6 +373,22 @@ def check(function: Callable[..., Any], unit: Unit, args: Sequence[Any], kwargs:
         eager = reference(*before[0], **before[1])
         exact = exactly(reference, *before)
     return difference(result, eager, exact)
+
+
+def _check_gradients(
+    function: Callable[..., Any], request: Request, args: Sequence[Any], kwargs: dict[str, Any]
+) -> str:
+    """The same for the gradients, where the kernel brings its own."""
+    from portable.kernels.registry import KERNELS
+    from portable.slo.gradients import wrong_gradients
+
+    if KERNELS[request.unit.op, request.provider].backward is None:
+        return ""
+    try:
+        problem = wrong_gradients(function, function_of(request.unit.op), args, kwargs)
+    except Exception as failure:  # whatever a kernel raises is its result
+        raise _Raised(failure) from failure
+    return f"its gradients: {problem}" if problem else ""
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 WIDEST = 16384  # a row has to fit into the registers of one multiprocessor
-PROGRAMS = 512  # of the backward, each of which sums the weight's gradient over its rows: more than any GPU runs at once
+PROGRAMS = (
+    512  # of the backward, each of which sums the weight's gradient over its rows: more than any GPU runs at once
+)
 
 
 @jit

@@ -35,9 +35,7 @@ def count(indices, counts, size, experts, BLOCK: tl.constexpr, BINS: tl.constexp
 
 
 @jit
-def put(
-    indices, starts, order, position, size, experts, blocks, BLOCK: tl.constexpr
-):
+def put(indices, starts, order, position, size, experts, blocks, BLOCK: tl.constexpr):
     """Where each entry goes: after those of its expert in earlier blocks, and earlier in its own."""
     within = tl.arange(0, BLOCK)
     place = tl.program_id(0) * BLOCK + within

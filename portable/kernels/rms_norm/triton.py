@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import triton.language as tl
 
 WIDEST = 16384  # a row has to fit into the registers of one multiprocessor
-PROGRAMS = 512  # of the backward, each of which sums the weight's gradient over its rows: more than any GPU runs at once
+PROGRAMS = (
+    512  # of the backward, each of which sums the weight's gradient over its rows: more than any GPU runs at once
+)
 
 
 @jit
@@ -33,9 +35,7 @@ def normalise(x, weight, out, width, eps, BLOCK: tl.constexpr):
 
 
 @jit
-def gradients(
-    grad, x, weight, of_x, of_weight, rows, width, eps, BLOCK: tl.constexpr
-):
+def gradients(grad, x, weight, of_x, of_weight, rows, width, eps, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     inside = column < width
     total = tl.zeros([BLOCK], tl.float32)

@@ -48,7 +48,7 @@ def cross_entropy(
         for first in range(0, classes, BLOCK):
             column = first + tl.arange(0, BLOCK)
             inside = column < classes
-            z = tl.load(logits + start + column, mask=inside & takes_part, other=0.0).to(tl.float32)
+            z = tl.load(logits + start + column, mask=column < read, other=0.0).to(tl.float32)
             p = tl.exp(z - top) / total - tl.where(column == label, 1 - smoothing + rest, rest)
             p = tl.where(known, p * slope, float("nan"))
             tl.store(out + start + column, tl.where(takes_part, p, 0.0), mask=inside)

@@ -48,9 +48,9 @@ class Kernel:
             all.
         abi: "torch", a function of torch tensors; or "jax", a function of JAX values, which becomes part of the
             program.
-        backward: its own gradients, ``backward(grads, needs, *args)``: a gradient or None for each of the op's arguments,
-            from that of each result (None for one without) and whether each is wanted; None: the reference's are used.
-            For kernels of torch tensors, of portable ops.
+        backward: its own gradients, ``backward(grads, needs, *args)``: a gradient or None for each of the op's
+            arguments, from that of each result (None for one without) and whether each is wanted; None: the
+            reference's are used. For kernels of torch tensors, of portable ops.
         implementation: the function, with the op's exact signature (a "jax" kernel may take the lowering's ``ctx``
             first).
         digest: SHA-256 of its source: a kernel that changed has no evidence.

@@ -197,7 +197,7 @@ def operator(kernel: Kernel, op: OpOverload) -> OpOverload:
         if (kernel, op) not in _OPERATORS:
             _OPERATORS[kernel, op] = found = _register(kernel, op)
             _KERNELS[found] = kernel
-            if kernel.backward is not None:
+            if kernel.backward is not None and _LIBRARY is not None:
                 _KERNELS[differentiation.register(_LIBRARY, found, kernel)] = kernel
         return _OPERATORS[kernel, op]
 

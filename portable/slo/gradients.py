@@ -25,7 +25,7 @@ def wrong_gradients(compiled: Call, reference: Call, args: Sequence[Any], kwargs
     if not any(isinstance(x, torch.Tensor) and x.is_floating_point() for x in leaves):
         return ""
     eager = _gradients(reference, args, kwargs, cotangents)
-    exact = _gradients(reference, *_wide(args, kwargs), cotangents)
+    exact = _gradients(reference, _wide(args), _wide(kwargs), cotangents)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return compiled(*[x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)])
@@ -37,8 +37,8 @@ def wrong_gradients(compiled: Call, reference: Call, args: Sequence[Any], kwargs
     return f"there is one, or none, {', '.join(wrong)}" if wrong else difference(found, eager, exact)
 
 
-def _wide(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, (args, kwargs))
+def _wide(arguments: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, arguments)
 
 
 def _gradients(function: Call, args: Any, kwargs: Any, cotangents: list[torch.Tensor]) -> list[torch.Tensor | None]:

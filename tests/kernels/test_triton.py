@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -145,17 +146,14 @@ def test_what_a_kernel_does_not_take_is_refused_by_its_metadata(op, args):
     assert registry.KERNELS[op, "triton"].why_not(args, {})
 
 
-@pytest.mark.parametrize("absent", [False, True], ids=["installed", "absent"])
-def test_registering_imports_no_triton(absent):
-    code = f"""
+def test_where_triton_is_absent_its_kernels_are_registered_all_the_same():
+    code = """
         import sys
-        if {absent}: sys.modules["triton"] = None
+        sys.modules["triton"] = None  # an import of it raises
         from portable.kernels import registry
-        loaded = set(sys.modules)
         registry.load()
-        assert len([k for k in registry.KERNELS.values() if k.provider == "triton"]) == {len(OPS)}
-        assert not [m for m in set(sys.modules) - loaded if m.partition(".")[0] == "triton"]
+        print(len([k for k in registry.KERNELS.values() if k.provider == "triton"]))
     """
-    lines = "\n".join(line.removeprefix("        ") for line in code.strip("\n").splitlines())
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) == len(OPS)

@@ -169,7 +169,11 @@ def gradients(op, args, kernel):
     wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
     exact = recomputed(reference, wide, [None if g is None else g.double() for g in grads], needs)
     found = kernel.backward(grads, needs, *args)
-    pairs = [(f, e, x) for f, e, x, n in zip(found, recomputed(reference, args, grads, needs), exact, needs) if n]
+    pairs = [
+        (f, e, x)
+        for f, e, x, n in zip(found, recomputed(reference, args, grads, needs), exact, needs, strict=True)
+        if n
+    ]
     missing = [i for i, (f, e, _) in enumerate(pairs) if (f is None) != (e is None)]
     if missing:
         return f"no gradient of argument {missing}"
@@ -193,7 +197,7 @@ def problems(op):
             yield name, "backward", gradients(op, args, kernel)
         except Exception:
             yield name, "raised", traceback.format_exc()[-1500:]
-        changed = [a for a, b in zip(args, before) if isinstance(a, torch.Tensor) and not same(a, b)]
+        changed = [a for a, b in zip(args, before, strict=True) if isinstance(a, torch.Tensor) and not same(a, b)]
         yield name, "arguments", "it wrote to its arguments" if changed else ""
     for claim in CLAIMS.get(op, ()):
         yield op, claim.__name__, claim(kernel)

@@ -68,11 +68,12 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool)
     values = values if values.stride(-1) == 1 else values.contiguous()
     cos, sin = (v.contiguous().expand(*values.shape[:3], pairs) for v in (cos, sin))
     out = x.new_empty(values.shape)
-    per_program, rows = block(SIZE // block(pairs)), out.numel() // max(width, 1)
+    columns, rest, rows = block(pairs), width - 2 * pairs, out.numel() // max(width, 1)
+    at_once = block(SIZE // columns)
     rotate.launch(
-        (-(-rows // per_program),), values, cos, sin, out, rows, values.shape[1], tokens, pairs, width,
-        *values.stride()[:3], *cos.stride()[:3], INTERLEAVED=interleaved, BACK=back, ROWS=per_program,
-        PAIRS=block(pairs), REST=block(width - 2 * pairs) if width > 2 * pairs else 0, values=per_program * block(pairs),
+        (-(-rows // at_once),), values, cos, sin, out, rows, values.shape[1], tokens, pairs, width,
+        *values.stride()[:3], *cos.stride()[:3], INTERLEAVED=interleaved, BACK=back, ROWS=at_once, PAIRS=columns,
+        REST=block(rest) if rest else 0, values=at_once * columns,
     )  # fmt: skip
     return out.view(x.shape)
 

@@ -14,7 +14,7 @@ import inspect
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -128,16 +128,19 @@ class Compiled:
     shared_bytes: int
 
 
-def launches(op: str) -> list[Launch]:
-    """What the Triton kernel of ``op`` launches, forward and backward, for the arguments that its module names
-    ``typical``: each once."""
+def launches(op: str, calls: Iterable[tuple[Any, ...]] | None = None) -> list[Launch]:
+    """What the Triton kernel of ``op`` launches, forward and backward, each once.
+
+    Args:
+        calls: all arguments of each call, tensors on the meta device; default: what the kernel's module calls
+            ``typical``.
+    """
     from portable.kernels.registry import KERNELS, load
 
     load()
     kernel = KERNELS[op, "triton"]
-    typical = importlib.import_module(kernel.implementation.__module__).typical
     with _noting() as noted:
-        for args in typical():
+        for args in importlib.import_module(kernel.implementation.__module__).typical() if calls is None else calls:
             results = kernel.implementation(*args)
             if kernel.backward is not None:
                 grads = results if isinstance(results, tuple) else (results,)

@@ -1,5 +1,6 @@
 """The Triton kernels without a GPU: interpreted against their references, compiled for every target."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -101,6 +102,24 @@ def test_everything_that_a_kernel_launches_compiles(op, target):
     assert {kind for launch in launches for _, kind in launch.types} >= {"*fp16", "*bf16", "*fp32"}
     for launch in launches:
         compiles(launch, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("op", OPS)
+def test_what_the_op_s_boundary_cases_launch_compiles(op, target):
+    """Sizes of 1, which Triton makes constants, and of 0."""
+    for launch in triton_code.launches(op, boundary_cases(op)):
+        compiles(launch, target)
+
+
+def boundary_cases(op):
+    registry.load()
+    for args, kwargs in getattr(ops, op).samples():
+        given = inspect.signature(getattr(ops, op).reference).bind(*args, **kwargs)
+        given.apply_defaults()
+        if not registry.KERNELS[op, "triton"].why_not(given.args, {}):
+            yield tuple(a.to("meta") if isinstance(a, torch.Tensor) else a for a in given.args)
 
 
 def test_what_is_compiled_is_what_is_launched():

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from portable.errors import BackendUnavailableError
+
 # architecture: (Triton's backend, its name there, lanes of a warp)
 TARGETS: dict[str, tuple[str, int | str, int]] = {
     "sm_80": ("cuda", 80, 32),
@@ -50,9 +52,19 @@ class TritonFunction:
 
     @functools.cached_property
     def compiled(self) -> Any:
-        """Triton's form of it."""
-        import triton
-        import triton.language
+        """Triton's form of it.
+
+        Raises:
+            BackendUnavailableError: Triton is not installed.
+        """
+        try:
+            import triton
+            import triton.language
+        except ImportError as failure:
+            raise BackendUnavailableError(
+                f"the kernels in Triton ({self.function.__module__}) need it, and it cannot be imported: {failure}",
+                remedy="pip install triton, or set PORTABLE_KERNELS=off",
+            ) from failure
 
         # Triton reads the names in a function from its module, which imports `tl` for the type checker alone
         self.function.__globals__["tl"] = triton.language
@@ -152,15 +164,16 @@ def compile_for(launch: Launch, target: str) -> Compiled:
     """Compile for one of TARGETS, which need not be here.
 
     Raises:
-        ImportError: Triton is not installed.
+        BackendUnavailableError: Triton is not installed.
         triton.CompilationError: it does not compile.
     """
+    function = launch.function.compiled
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     source = ASTSource(
-        fn=launch.function.compiled,
+        fn=function,
         signature=dict(launch.types),
         constexprs=dict(launch.constants),
         attrs={(i,): [["tt.divisibility", _ALIGNMENT]] for i in launch.aligned},

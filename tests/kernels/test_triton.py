@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 # shared memory of a block, at most: CUDA C++ Programming Guide, table of compute capabilities; AMD CDNA3 and CDNA4 ISA
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10}
 REGISTERS = {"sm_80": 255, "sm_90": 255, "sm_100": 255, "gfx942": 512, "gfx950": 512}
-SPILLED_BYTES = 512  # of a thread: what stays in the cache
+SPILLED_BYTES = 256  # of a thread: more, and rows this wide are not for the kernel
 
 
 @pytest.fixture(scope="session")
@@ -150,7 +150,7 @@ SINGLE, DOUBLE, WHOLE = torch.float32, torch.float64, torch.int64
     [
         ("rms_norm", (Spec((2, 8), DOUBLE), None, 1e-6)),
         ("rms_norm", (Spec((2, 16385), SINGLE), None, 1e-6)),
-        ("layer_norm", (Spec((2, 16385), SINGLE), None, None, 1e-6)),
+        ("layer_norm", (Spec((2, 8193), SINGLE), None, None, 1e-6)),
         ("rotary_embedding", (Spec((2, 4), SINGLE), Spec((2, 0), SINGLE), Spec((2, 0), SINGLE), False)),
         ("rotary_embedding", (Spec((2, 2, 2, 2, 4), SINGLE), *[Spec((2, 2, 2, 2), SINGLE)] * 2, False)),
         ("softmax_cross_entropy", (Spec((2, 4), SINGLE), Spec((2,), torch.uint8), -100, 0.0, "mean")),
@@ -172,7 +172,15 @@ def test_where_triton_is_absent_its_kernels_are_registered_all_the_same():
         from portable.kernels import registry
         registry.load()
         print(len([k for k in registry.KERNELS.values() if k.provider == "triton"]))
+        import torch
+        from portable.errors import BackendUnavailableError
+        try:
+            registry.KERNELS["swiglu", "triton"].implementation(torch.ones(2), torch.ones(2))
+        except BackendUnavailableError as failure:
+            print(failure)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) == len(OPS)
+    count, message = done.stdout.split("\n", 1)
+    assert int(count) == len(OPS)
+    assert "pip install triton" in message and "swiglu" in message

@@ -16,7 +16,7 @@ from portable.kernels.triton_code import BACKENDS, HALF_AND_SINGLE, block, jit
 if TYPE_CHECKING:
     import triton.language as tl
 
-WIDEST = 16384  # a row has to fit into the registers of one multiprocessor
+WIDEST = 8192  # a row has to fit into the registers of one multiprocessor
 PROGRAMS = (
     512  # of the backward, each of which sums the weight's gradient over its rows: more than any GPU runs at once
 )

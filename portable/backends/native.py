@@ -88,7 +88,7 @@ class NativeBackend(Backend):
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
         capture_s = graph.since_call()
-        substitute, decompositions = self._kernels(graph, record)
+        substitute, decompositions = self._kernels(gm, graph, record)
         recorded = self.records_graphs(record.graphs_policy)
 
         @functools.wraps(compile_fx_inner)
@@ -119,7 +119,7 @@ class NativeBackend(Backend):
         return compiled
 
     def _kernels(
-        self, graph: GraphRecord, record: Record
+        self, gm: fx.GraphModule, graph: GraphRecord, record: Record
     ) -> tuple[Callable[[fx.GraphModule], Counter[tuple[str, str]]], dict[Any, Callable[..., Any]] | None]:
         """What puts kernels into an ATen graph and counts its calls; Inductor's decompositions without the ops that are
         kept whole for their kernels, None where nothing is."""
@@ -135,6 +135,11 @@ class NativeBackend(Backend):
         whole = whole_ops(self.label(), self.path, record.kernels) | kept_whole()
         every = select_decomp_table()
         kept = {op for op in every if whole and str(op) in whole}
+
+        if whole:
+            differentiable = Choice.here(self.label(), self.path, record.kernels)
+            substitution.substitute_differentiable(gm, differentiable)
+            differentiable.note(graph)
 
         def substitute(aten: fx.GraphModule) -> Counter[tuple[str, str]]:
             choice = Choice.here(self.label(), self.path, record.kernels)

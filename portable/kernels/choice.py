@@ -69,19 +69,27 @@ class Choice:
             choice._lookup, choice._quarantined = evidences.lookup, evidences.quarantined
         return choice
 
-    def kernel(self, op: str, args: Sequence[Any], kwargs: dict[str, Any], barred: str = "") -> Kernel | None:
+    def kernel(
+        self,
+        op: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        barred: str = "",
+        only: Callable[[Kernel], bool] | None = None,
+    ) -> Kernel | None:
         """The kernel that runs for this call of ``op``, or None for the portable path.
 
         Args:
             args, kwargs: JAX values, or torch tensors, which may be fake.
             barred: why none can run in this place.
+            only: which can be put in here; where another runs, or none, the call is not counted: another place asks
+                again.
         """
         specs = [_spec(a) for a in args]
         named = {name: _spec(value) for name, value in kwargs.items()}
         signature = signature_of(specs, named)
         key = (op, f"{signature} ({barred})" if barred else signature)
         kernels = registry.kernels_for(op, self.backend)
-        self.calls[key] += 1
         decision = self.decisions.get(key)
         if decision is None:
             evidence = self._lookup(op, signature)
@@ -89,10 +97,15 @@ class Choice:
                 op, specs, named, kernels, evidence, self.policy, quarantined=self._quarantined, path=self.path,
                 barred=barred,
             )  # fmt: skip
+        chosen = next((k for k in kernels if k.provider == decision.provider), None)
+        if only is not None and (chosen is None or not only(chosen)):
+            return None
+        self.calls[key] += 1
+        if key not in self.decisions:
             self.decisions[key] = decision
             if not barred and not _symbolic(specs, named):
                 self.arguments[key] = (specs, named)
-        return next((k for k in kernels if k.provider == decision.provider), None)
+        return chosen
 
     def note(self, graph: GraphRecord) -> None:
         """Enter what was decided into the record that `explain` reads."""

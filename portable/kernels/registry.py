@@ -48,7 +48,9 @@ class Kernel:
             all.
         abi: "torch", a function of torch tensors; or "jax", a function of JAX values, which becomes part of the
             program.
-        differentiable: its gradients are its own; otherwise the reference's are used.
+        backward: its own gradients, ``backward(grads, needs, *args)``: a gradient or None for each of the op's
+            arguments, from that of each result (None for one without) and whether each is wanted; None: the
+            reference's are used. For kernels of torch tensors, of portable ops.
         implementation: the function, with the op's exact signature (a "jax" kernel may take the lowering's ``ctx``
             first).
         digest: SHA-256 of its source: a kernel that changed has no evidence.
@@ -60,7 +62,7 @@ class Kernel:
     dtypes: tuple[torch.dtype, ...] | None
     accepts: Callable[..., Any] | None
     abi: ABI
-    differentiable: bool
+    backward: Callable[..., tuple[torch.Tensor | None, ...]] | None
     implementation: Callable[..., Any]
     digest: str
 
@@ -111,6 +113,7 @@ def register_kernel(
     accepts: Callable[..., Any] | None = None,
     abi: ABI = "torch",
     differentiable: bool = False,
+    backward: Callable[..., tuple[torch.Tensor | None, ...]] | None = None,
     sources: Sequence[Path] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: register a function as a kernel of ``op``.
@@ -118,20 +121,24 @@ def register_kernel(
     Args:
         op: a portable op's name or an ATen overload's full name, e.g. "aten.cumsum.default".
         provider: a name of your own; ``(op, provider)`` is unique.
-        backends, dtypes, accepts, abi, differentiable: see `Kernel`.
+        backends, dtypes, accepts, abi, backward: see `Kernel`.
+        differentiable: the function is made of torch ops, whose gradients are the kernel's: short for a ``backward``
+            that runs it again under autograd.
         sources: files that belong to the implementation beside the function itself, e.g. C++.
 
     Raises:
         RegistrationError: no such op, a packet of overloads, a duplicate, an unknown abi, another signature than the
-            op's, or a predicate that cannot be called with the op's arguments.
+            op's, a predicate that cannot be called with the op's arguments, or gradients where none are taken.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_declaration(op, provider, backends, dtypes, abi)
         _check_signature(op, function)
         _check_predicate(op, accepts)
+        gradients = _through_autograd(function) if differentiable and backward is None else backward
+        _check_backward(op, abi, gradients)
         kernel = Kernel(
-            op, provider, tuple(backends), tuple(dtypes) if dtypes is not None else None, accepts, abi, differentiable,
+            op, provider, tuple(backends), tuple(dtypes) if dtypes is not None else None, accepts, abi, gradients,
             function, _digest(function, sources),
         )  # fmt: skip
         with _lock:
@@ -274,6 +281,38 @@ def _check_predicate(op: str, accepts: Callable[..., Any] | None) -> None:
         raise RegistrationError(
             f"accepts= of {op} cannot be called with ({', '.join(names)}): {failure}",
             remedy="give it the op's parameters, or **kwargs for the rest",
+        ) from failure
+
+
+def _through_autograd(function: Callable[..., Any]) -> Callable[..., tuple[torch.Tensor | None, ...]]:
+    def backward(grads: Sequence[Any], needs: Sequence[bool], *args: Any) -> tuple[torch.Tensor | None, ...]:
+        with torch.enable_grad():
+            inputs = [a.detach().requires_grad_() if need else a for a, need in zip(args, needs, strict=True)]
+            outputs = pytree.tree_leaves(function(*inputs))
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+        wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
+        found = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
+        return tuple(next(found) if need else None for need in needs)
+
+    return backward
+
+
+def _check_backward(op: str, abi: ABI, backward: Callable[..., Any] | None) -> None:
+    """There is a place for gradients, and it can be called with them."""
+    if backward is None:
+        return
+    if "." in op or abi != "torch":
+        raise RegistrationError(
+            f"the kernel of {op} with abi={abi!r} cannot bring its own gradients",
+            remedy='leave backward= out, or register a kernel of a portable op with abi="torch"',
+        )
+    names = parameters_of(op)
+    try:
+        inspect.signature(backward).bind("grads", "needs", *names)
+    except (TypeError, ValueError) as failure:
+        raise RegistrationError(
+            f"backward= of {op} cannot be called with (grads, needs, {', '.join(names)}): {failure}",
+            remedy="give it those parameters",
         ) from failure
 
 

@@ -26,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from portable.errors import KernelError, RegistrationError
+from portable.kernels import differentiation
 from portable.kernels.choice import Choice
 from portable.kernels.registry import Kernel, op_name, own_arguments
 
@@ -58,6 +59,20 @@ def substitute(gm: fx.GraphModule, choice: Choice, whole: frozenset[str], decomp
     gm.recompile()
 
 
+def substitute_differentiable(gm: fx.GraphModule, choice: Choice) -> None:
+    """Put kernels that bring their own gradients into a graph of Dynamo's, where a gradient is wanted: autograd has yet
+    to see these calls. All others are found in the ATen graphs."""
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or getattr(node.target, "namespace", "") != "portable":
+            continue
+        name = op_name(node.target)
+        outputs = pytree.tree_leaves(node.meta.get("example_value"))
+        if name in choice.ops and any(isinstance(x, torch.Tensor) and x.requires_grad for x in outputs):
+            kernel = _chosen(node, name, choice, "example_value", only=lambda k: k.backward is not None)
+            node.target = operator(kernel, node.target) if kernel is not None else node.target
+    gm.recompile()
+
+
 def substitute_eager(gm: fx.GraphModule, choice: Choice) -> None:
     """The same in a graph of Dynamo's that runs as it is: its portable ops and overloads alone, and where no gradient
     is wanted, since autograd sees these calls."""
@@ -86,14 +101,21 @@ def counted(gm: fx.GraphModule, how: str) -> Counter[tuple[str, str]]:
     return found
 
 
-def _chosen(node: fx.Node, name: str, choice: Choice, value: str, barred: str = "") -> Kernel | None:
+def _chosen(
+    node: fx.Node,
+    name: str,
+    choice: Choice,
+    value: str,
+    barred: str = "",
+    only: Callable[[Kernel], bool] | None = None,
+) -> Kernel | None:
     target: Any = node.target
     args: Any = fx.node.map_arg(node.args, lambda n: _value(n, value))
     kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: _value(n, value))
     if target.namespace == "portable":
         args, kwargs = own_arguments(target, args, kwargs), {}
     with _no_new_guards((args, kwargs)):
-        return choice.kernel(name, args, kwargs, barred)
+        return choice.kernel(name, args, kwargs, barred, only)
 
 
 def _value(node: fx.Node, key: str) -> Any:
@@ -175,6 +197,8 @@ def operator(kernel: Kernel, op: OpOverload) -> OpOverload:
         if (kernel, op) not in _OPERATORS:
             _OPERATORS[kernel, op] = found = _register(kernel, op)
             _KERNELS[found] = kernel
+            if kernel.backward is not None and _LIBRARY is not None:
+                _KERNELS[differentiation.register(_LIBRARY, found, kernel)] = kernel
         return _OPERATORS[kernel, op]
 
 

@@ -164,15 +164,8 @@ def _register(op: PortableOp) -> OpOverload:
     custom = torch.library.custom_op(f"portable::{op.name}", op.reference, mutates_args=(), schema=op.schema)
     custom.register_fake(op.reference)
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*[x for x in inputs if isinstance(x, Tensor)])
-        ctx.others = [None if isinstance(x, Tensor) else (x,) for x in inputs]
-
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved = iter(ctx.saved_tensors)
-        args = [next(saved) if other is None else other[0] for other in ctx.others]
-        # the dispatcher leaves out trailing arguments that equal their defaults
-        needs = (*ctx.needs_input_grad, *[False] * (len(args) - len(ctx.needs_input_grad)))
+        args, needs = kept_arguments(ctx)
         # once differentiated again the reference is what autograd knows how to differentiate
         if op.backward is not None and not torch.is_grad_enabled():
             given = op.backward(grads if len(grads) > 1 else grads[0], *args)
@@ -184,11 +177,25 @@ def _register(op: PortableOp) -> OpOverload:
             out = torch.vmap(op.reference, in_dims, randomness=info.randomness)(*args)
         return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
 
-    custom.register_autograd(backward, setup_context=keep)
+    custom.register_autograd(backward, setup_context=keep_arguments)
     custom.register_vmap(vmap)
     overload = getattr(torch.ops.portable, op.name).default
     register_decomposition(overload)(op.reference)  # where a path has nothing for the node: the reference
     return overload
+
+
+def keep_arguments(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep the arguments of a custom op for its backward, and nothing else."""
+    ctx.save_for_backward(*[x for x in inputs if isinstance(x, Tensor)])
+    ctx.others = [None if isinstance(x, Tensor) else (x,) for x in inputs]
+
+
+def kept_arguments(ctx: Any) -> tuple[list[Any], list[bool]]:
+    """What `keep_arguments` kept, and which of them want a gradient."""
+    saved = iter(ctx.saved_tensors)
+    args = [next(saved) if other is None else other[0] for other in ctx.others]
+    # the dispatcher leaves out trailing arguments that equal their defaults
+    return args, [*ctx.needs_input_grad, *[False] * (len(args) - len(ctx.needs_input_grad))]
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ def difference(result: Any, eager: Any, exact: Any) -> str:
         if not isinstance(x, torch.Tensor):
             continue
         x, y = x.detach().cpu(), y.detach().cpu()
-        z = z.detach()
+        z = z.detach().cpu()
         if x.shape != y.shape or x.dtype != y.dtype:
             return f"result {i} is {x.dtype}{list(x.shape)} instead of {y.dtype}{list(y.shape)}"
         if not x.is_floating_point():

@@ -28,6 +28,7 @@ from portable.lowering.context import Spec
 TIMEOUT_S = 120.0
 MEMORY_MB = 8_000.0
 END_S = 5.0
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -180,13 +181,13 @@ def try_here(request: Request, doing: Callable[[str], None] = lambda _: None) ->
         importlib.import_module(request.module)
     registry.load()
     functions: dict[str, Callable[..., Any]] = {}
-    cases = 0
+    cases, device = 0, device_of(request.backend)
     for unit in (request.unit, *request.others):
         if why := _why_not(request, unit):
             if unit is request.unit:
                 return Trial("wrong", f"it does not take these arguments: {why}")
             continue
-        for case in cases_of(unit, request.seed):
+        for case in cases_of(unit, request.seed, device):
             like = unit_like(unit, *case[1:])
             if why := _why_not(request, like):
                 if like.signature == unit.signature:
@@ -198,7 +199,7 @@ def try_here(request: Request, doing: Callable[[str], None] = lambda _: None) ->
             cases += 1
     doing("the timing")
     samples_s = timed(request)
-    name, args, kwargs = next(cases_of(request.unit, request.seed + 2))
+    name, args, kwargs = next(cases_of(request.unit, request.seed + 2, device))
     if failed := _tried(request, request.unit, (f"{name} after the timing", args, kwargs), functions):
         return replace(failed, cases=cases)
     return Trial("measured", "", cases, samples_s)
@@ -216,6 +217,7 @@ def _tried(request: Request, unit: Unit, case: Case, functions: dict[str, Callab
         functions[like.signature] = compiled_call(like, request.backend, request.provider)
     try:
         problem = check(functions[like.signature], unit, args, kwargs)
+        problem = problem or _check_gradients(functions[like.signature], request, args, kwargs)
     except _Raised as raised:
         if isinstance(raised.failure, BackendUnavailableError):
             return Trial("impossible", _described(raised.failure))
@@ -278,28 +280,37 @@ def function_of(op: str) -> Callable[..., Any]:
     return found
 
 
-def tensors_for(unit: Unit, generator: torch.Generator) -> tuple[list[Any], dict[str, Any]]:
-    """Fresh arguments: normal floats, small non-negative integers."""
+def device_of(backend: str) -> torch.device:
+    """Where the tensors are that programs of ``backend`` take: "cuda" for cuda, the host for xla."""
+    from portable import backends
+
+    return backends.get(backend).device()
+
+
+def tensors_for(
+    unit: Unit, generator: torch.Generator, device: torch.device = HOST
+) -> tuple[list[Any], dict[str, Any]]:
+    """Fresh arguments: normal floats, small non-negative integers; drawn on the host, so that devices get the same."""
 
     def make(value: Any) -> Any:
         if not isinstance(value, Spec):
             return value
         if value.dtype.is_floating_point or value.dtype.is_complex:
-            return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
-        return torch.randint(0, 2, value.shape, generator=generator).to(value.dtype)
+            return torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype).to(device)
+        return torch.randint(0, 2, value.shape, generator=generator).to(value.dtype).to(device)
 
     is_spec = lambda x: isinstance(x, Spec)  # noqa: E731
     args = [pytree.tree_map(make, a, is_leaf=is_spec) for a in unit.args]
     return args, {name: pytree.tree_map(make, value, is_leaf=is_spec) for name, value in unit.kwargs.items()}
 
 
-def cases_of(unit: Unit, seed: int) -> Iterator[Case]:
+def cases_of(unit: Unit, seed: int, device: torch.device = HOST) -> Iterator[Case]:
     """The calls on which a kernel must be right: fresh values, NaN and infinities, other layouts, other batch sizes.
 
     One at a time: a case may use the memory of the one before it again.
     """
     generator = torch.Generator().manual_seed(seed)
-    fresh = lambda: tensors_for(unit, generator)  # noqa: E731
+    fresh = lambda: tensors_for(unit, generator, device)  # noqa: E731
     args, kwargs = fresh()
     yield "fresh values", args, kwargs
     yield "other values", *fresh()
@@ -312,7 +323,7 @@ def cases_of(unit: Unit, seed: int) -> Iterator[Case]:
     args, kwargs = fresh()
     yield "non-contiguous", pytree.tree_map_only(torch.Tensor, _strided, args), kwargs
     for n in (0, 1, 3):
-        if (resized := _resized(unit, n, generator)) is not None:
+        if (resized := _resized(unit, n, generator, device)) is not None:
             yield f"batch of {n}", *resized
 
 
@@ -336,13 +347,15 @@ def _strided(value: torch.Tensor) -> torch.Tensor:
     return torch.stack([value, gap], -1)[..., 0]
 
 
-def _resized(unit: Unit, batch: int, generator: torch.Generator) -> tuple[list[Any], dict[str, Any]] | None:
+def _resized(
+    unit: Unit, batch: int, generator: torch.Generator, device: torch.device
+) -> tuple[list[Any], dict[str, Any]] | None:
     """The call with another leading size of its first argument, where eager takes it."""
     first = unit.args[0] if unit.args else None
     if not isinstance(first, Spec) or first.ndim < 2 or first.shape[0] == batch:
         return None
     other = replace(unit, args=(Spec((batch, *first.shape[1:]), first.dtype), *unit.args[1:]))
-    args, kwargs = tensors_for(other, generator)
+    args, kwargs = tensors_for(other, generator, device)
     try:
         function_of(unit.op)(*args, **kwargs)
     except Exception:  # eager refuses this size for this op: no case
@@ -372,6 +385,22 @@ def check(function: Callable[..., Any], unit: Unit, args: Sequence[Any], kwargs:
         eager = reference(*before[0], **before[1])
         exact = exactly(reference, *before)
     return difference(result, eager, exact)
+
+
+def _check_gradients(
+    function: Callable[..., Any], request: Request, args: Sequence[Any], kwargs: dict[str, Any]
+) -> str:
+    """The same for the gradients, where the kernel brings its own."""
+    from portable.kernels.registry import KERNELS
+    from portable.slo.gradients import wrong_gradients
+
+    if KERNELS[request.unit.op, request.provider].backward is None:
+        return ""
+    try:
+        problem = wrong_gradients(function, function_of(request.unit.op), args, kwargs)
+    except Exception as failure:  # whatever a kernel raises is its result
+        raise _Raised(failure) from failure
+    return f"its gradients: {problem}" if problem else ""
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
@@ -460,9 +489,10 @@ def measured(
 
     generator = torch.Generator().manual_seed(seed)
     eager = repeated(unit, 1)
-    first = _tensors(unit, generator)
+    device = device_of(backend)
+    first = _tensors(unit, generator, device)
     copies = 1 if alone else min(COPIES, max(1, round(SAMPLE_S / _once(eager, first))))
-    tensors = first + [t for _ in range(copies - 1) for t in _tensors(unit, generator)]
+    tensors = first + [t for _ in range(copies - 1) for t in _tensors(unit, generator, device)]
     program = repeated(unit, copies)
     held = functools.partial(program, *tensors) if alone else _Held(program, tensors)
     functions = {name: _compiled(held, unit.op, backend, provider) for name, provider in providers.items()}
@@ -490,8 +520,8 @@ def _timer() -> Any:
         return importlib.import_module("benchmarks.timer")
 
 
-def _tensors(unit: Unit, generator: torch.Generator) -> list[torch.Tensor]:
-    return _tensors_in(tensors_for(unit, generator))
+def _tensors(unit: Unit, generator: torch.Generator, device: torch.device) -> list[torch.Tensor]:
+    return _tensors_in(tensors_for(unit, generator, device))
 
 
 def _once(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> float:

@@ -274,3 +274,107 @@ def test_an_op_with_several_results_is_decomposed_in_place(kernel, decide):
     torch.testing.assert_close(got, norms(X, y, W))
     assert [r[:2] for r in rows(compiled, name)] == [(1, "kernel mine"), (1, "native")]
     assert "aten.var_mean.correction" in pt.explain(compiled, show=False).ops
+
+
+@pytest.fixture
+def differentiable(kernel, calls):
+    """A kernel whose gradients tell that they are its own."""
+
+    def backward(grads, needs, x, weight, eps):
+        calls.append(("backward", [g is not None for g in grads], list(needs)))
+        return 5 * grads[0], None, None
+
+    @kernel("rms_norm", provider="own", backends=("cpu",), backward=backward)
+    def rms_norm(x, weight, eps):
+        calls.append(tuple(x.shape))
+        return 2 * ops.rms_norm.reference(x, weight, eps)
+
+
+def test_training_uses_the_gradients_that_a_kernel_brings(differentiable, calls):
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    compiled = pt.compile(lambda x, w: 3 * pt.ops.rms_norm(x, w), backend="cpu", kernels="rms_norm=own")
+    out = compiled(x, w)
+    torch.testing.assert_close(out, 6 * ops.rms_norm(x, w))
+    of_x, of_w = torch.autograd.grad(out, (x, w), torch.ones_like(x))
+    torch.testing.assert_close(of_x, torch.full_like(x, 15.0))
+    torch.testing.assert_close(of_w, torch.zeros_like(w))
+    assert calls == [(4, 8), ("backward", [True], [True, True, False])]
+    assert rows(compiled, "rms_norm") == [(1, "kernel own", "named by PORTABLE_KERNELS")]
+    assert pt.explain(compiled, show=False).ops["rms_norm"] == {"kernel own": 2}
+    assert list(pt.explain(compiled, show=False).units) == [("rms_norm", "float32[4,8] float32[8] 1e-06")]
+
+
+def test_a_kernel_of_torch_ops_that_is_differentiable_has_its_own_gradients(kernel):
+    @kernel("rms_norm", provider="double", backends=("cpu",), differentiable=True)
+    def rms_norm(x, weight, eps):
+        return 2 * ops.rms_norm.reference(x, weight, eps)
+
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    compiled = pt.compile(pt.ops.rms_norm, backend="cpu", kernels="rms_norm=double")
+    got = torch.autograd.grad(compiled(x, w), (x, w), torch.ones_like(x))
+    torch.testing.assert_close(got, torch.autograd.grad(2 * ops.rms_norm(x, w), (x, w), torch.ones_like(x)))
+
+
+def test_only_gradients_that_are_wanted_are_asked_for(differentiable, calls):
+    x = X.clone().requires_grad_()
+    compiled = pt.compile(pt.ops.rms_norm, backend="cpu", kernels="rms_norm=own")
+    torch.autograd.grad(compiled(x, W).sum(), x)
+    assert calls[1] == ("backward", [True], [True, False, False])
+
+
+def test_without_gradients_such_a_kernel_runs_as_any_other(differentiable, calls):
+    compiled, got = run(block, X, W, kernels="rms_norm=own")
+    torch.testing.assert_close(got, 2 * ops.rms_norm(X * 3, W).relu() + 1)
+    assert calls == [(4, 8)]
+    assert rows(compiled, "rms_norm") == [(1, "kernel own", "named by PORTABLE_KERNELS")]
+
+
+def test_training_counts_a_call_that_no_kernel_takes_once(differentiable, calls, decide):
+    decide("rms_norm", "float32[9,8] float32[8] 1e-06", "cpu", "own")
+    x = X.clone().requires_grad_()
+    compiled = pt.compile(pt.ops.rms_norm, backend="cpu")
+    torch.autograd.grad(compiled(x, W).sum(), x)
+    assert calls == []
+    assert rows(compiled, "rms_norm") == [(1, "native", "unmeasured on this machine")]
+
+
+def test_training_with_a_dynamic_size_uses_them_too(differentiable, calls):
+    compiled = pt.compile(pt.ops.rms_norm, backend="cpu", dynamic=True, kernels="rms_norm=own")
+    for n in (3, 5):
+        x = torch.randn(n, 8, requires_grad=True)
+        (of_x,) = torch.autograd.grad(compiled(x, W).sum(), x)
+        torch.testing.assert_close(of_x, torch.full_like(x, 5.0))
+    assert [c for c in calls if c[0] != "backward"] == [(3, 8), (5, 8)]
+    assert [c.kind for c in pt.explain(compiled, show=False).compiles] == ["forward", "backward"]
+
+
+@pytest.mark.parametrize(
+    ("gradients", "message"),
+    [
+        (lambda g: (g,), "gave 1 gradients for 3 arguments"),
+        (lambda g: (g.double(), None, None), r"gave torch.float64\[4, 8\] as the gradient of argument 0, which is"),
+        (lambda g: (g[:2], None, None), r"gave torch.float32\[2, 8\] as the gradient"),
+    ],
+)
+def test_a_wrong_gradient_is_named(kernel, gradients, message):
+    @kernel("rms_norm", provider="bad", backends=("cpu",), backward=lambda grads, needs, *args: gradients(grads[0]))
+    def rms_norm(x, weight, eps):
+        return ops.rms_norm.reference(x, weight, eps)
+
+    x = X.clone().requires_grad_()
+    compiled = pt.compile(pt.ops.rms_norm, backend="cpu", kernels="rms_norm=bad")
+    with pytest.raises(KernelError, match=f"backward of kernel rms_norm/bad {message}"):
+        torch.autograd.grad(compiled(x, W).sum(), x)
+
+
+def test_the_op_around_a_kernel_with_gradients_is_a_sound_custom_op(kernel):
+    def backward(grads, needs, x, weight, eps):
+        return grads[0], None, None  # the very tensor that it was given
+
+    @kernel("rms_norm", provider="sound", backends=("cpu",), backward=backward)
+    def rms_norm(x, weight, eps):
+        return ops.rms_norm.reference(x, weight, eps)
+
+    operator = substitution.operator(pt_kernel("rms_norm", "sound"), ops.rms_norm.overload)
+    torch.library.opcheck(operator, (X.clone().requires_grad_(), W), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(operator, (X.clone().requires_grad_(), W), test_utils="test_autograd_registration")

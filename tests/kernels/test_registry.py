@@ -122,6 +122,20 @@ def test_a_predicate_that_cannot_be_called_as_the_op_is_refused(kernel, accepts)
         registered(kernel, accepts=accepts)
 
 
+def test_gradients_are_brought_by_kernels_of_torch_tensors_of_portable_ops_alone(kernel):
+    def backward(grads, needs, x, weight, eps):
+        return grads[0], None, None
+
+    options = {"op": "rms_norm", "function": lambda x, weight, eps: x}
+    registered(kernel, backward=backward, abi="torch", **options)
+    with pytest.raises(RegistrationError, match="cannot bring its own gradients"):
+        registered(kernel, provider="jaxy", backward=backward, abi="jax", **options)
+    with pytest.raises(RegistrationError, match="cannot bring its own gradients"):
+        registered(kernel, backward=lambda *args: args)
+    with pytest.raises(RegistrationError, match=r"cannot be called with \(grads, needs, x, weight, eps\)"):
+        registered(kernel, provider="short", backward=lambda grads, x: x, abi="torch", **options)
+
+
 @pytest.mark.parametrize(
     "accepts, why",
     [

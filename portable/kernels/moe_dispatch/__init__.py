@@ -1,0 +1,1 @@
+"""Kernels of the op that names this folder."""

@@ -82,9 +82,7 @@ def main() -> None:
 @app.command()
 def doctor(
     as_json: AsJson = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the traceback of plugins that do not load.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of plugins that fail.")] = False,
 ) -> None:
     """What can run here: each backend, ready or why not and what to do, and the versions."""
     report = diagnosis()
@@ -113,20 +111,11 @@ def diagnosis() -> dict[str, Any]:
 
     rows = []
     for name in backends.names():
+        state, failure = backends.diagnosed(name)
         plugin = backends.plugins().get(name) if name not in backends.BUILTIN else None
-        if plugin is not None and plugin.backend is None:
-            reason = f"plugin {plugin.package} failed: {plugin.failure.strip().splitlines()[-1]}"
-            row = {
-                "path": "?",
-                "ready": False,
-                "reason": reason,
-                "remedy": "portable doctor --verbose",
-                "evidence": "contract only",
-            }
-            rows.append({"name": name, **row, "traceback": plugin.failure})
-            continue
-        backend = backends.backend_class(name)
-        rows.append({"name": name, "path": backend.path, **asdict(backend.diagnose()), "traceback": ""})
+        broken = plugin is not None and plugin.backend is None
+        path = "?" if broken else backends.backend_class(name).path
+        rows.append({"name": name, "path": path, **asdict(state), "traceback": failure})
     return {
         "versions": {
             "portable": portable.__version__,

@@ -109,6 +109,8 @@ def diagnosis() -> dict[str, Any]:
     """What `portable doctor` shows, as plain data."""
     from importlib.metadata import version
 
+    from portable.backends.base import installed
+
     rows = []
     for name in backends.names():
         state, failure = backends.diagnosed(name)
@@ -120,18 +122,20 @@ def diagnosis() -> dict[str, Any]:
         "versions": {
             "portable": portable.__version__,
             "Python": platform.python_version(),
-            "torch": version("torch"),
-            "jax": version("jax"),
+            **{name: version(name) if installed(name) else "absent" for name in ("torch", "jax")},
         },
         "machine": f"{os.cpu_count()} cores {platform.machine()}",
         "backends": rows,
-        "choice": _choice(),
+        "choice": _choice({row["name"]: row for row in rows}),
     }
 
 
-def _choice() -> str:
+def _choice(rows: dict[str, dict[str, Any]]) -> str:
     if config.is_set("PORTABLE_BACKEND"):
         name = config.get("PORTABLE_BACKEND")
+        row = rows.get(name.partition(":")[0], {})
+        if row.get("traceback"):  # it is not asked again: its code may hang
+            return f"PORTABLE_BACKEND={name}: {row['reason']}"
         try:
             return f"PORTABLE_BACKEND={name}: {backends.get(name)} is used."
         except PortableError as failure:

@@ -147,7 +147,7 @@ def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
 
 def trained(name: str, backend: str | None, optimiser: str, dtype: torch.dtype = torch.float32, steps: int = 3) -> Any:
-    """(losses, parameters and buffers) of a model after some steps on a backend; in eager on the CPU where it is None."""
+    """(losses, parameters and buffers) of a model after some steps on a backend; None: in eager on the CPU."""
     device = backends.get(backend).device() if backend else torch.device("cpu")
     model = copy.deepcopy(networks.build(name)).to(device)
     if dtype is torch.float64:

@@ -10,7 +10,7 @@ from portable import backends, cli
 from portable.errors import BackendUnavailableError
 
 TIMEOUT_S = 12.0
-MODULE = '''
+MODULE = """
 import os, time
 from portable.backends.base import State
 from portable.backends.cpu import Cpu
@@ -52,7 +52,7 @@ class Halved(Backend):
     @classmethod
     def probe(cls):
         return State(True, "ready")
-'''
+"""
 ENTRIES = {"imports": "absent_module:Backend"} | {
     name: f"acme_broken:{name.capitalize()}"
     for name in ("raises", "crashes", "hangs", "stateless", "works", "renamed", "halved")

@@ -102,7 +102,7 @@ def doctor(
     console.print(report["choice"], highlight=False)
     for row in report["backends"]:
         if verbose and row["traceback"]:
-            console.print(f"\n{row['name']}:\n{escape(row['traceback'])}", highlight=False)
+            console.print(f"\n{row['name']}:\n{escape(row['traceback'])}", highlight=False, soft_wrap=True)
 
 
 def diagnosis() -> dict[str, Any]:

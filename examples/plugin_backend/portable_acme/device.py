@@ -3,7 +3,7 @@
 A vendor has a C++ extension instead of this file. Its memory is host memory behind storages of device type `acme`:
 tensors are plain tensors, with real storages, strides, offsets and views. Every operator runs as torch's CPU kernel on
 that memory. What is simulated: memory is limited and counted, launching is asynchronous (a kernel keeps the device busy
-for KERNEL_S after its launch returned), and random numbers come from a generator of the device's own.
+for a while after its launch returned), and random numbers come from a generator of the device's own.
 
 torch offers for this (2.13, `torch.utils.backend_registration._setup_privateuseone_for_python_backend`, experimental):
 one device, no streams and events, no allocator. `torch.accelerator.synchronize` does not reach Python code; ours is
@@ -22,13 +22,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 NAME = "acme"
-KERNEL_S = 100e-6  # for which a kernel keeps the device busy
+KERNEL_S, PRODUCT_S = 20e-6, 2e-3  # for which a kernel keeps the device busy; a matrix product or convolution
 TOTAL_BYTES = 1 << 30
 
 _HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _aten = torch.ops.aten
 _SET = _aten.set_.source_Storage_storage_offset
 _COPY = _aten._copy_from.default
+_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"}
 _MAY_MIX = {"aten::copy_", "aten::_copy_from", "aten::index", "aten::index_put", "aten::_index_put_impl_"}
 
 
@@ -106,16 +107,16 @@ def _module() -> types.ModuleType:
     return module
 
 
-def _launch() -> None:
+def _launch(name: str) -> None:
     state = start()
-    state.busy_until = max(state.busy_until, time.perf_counter()) + KERNEL_S
+    state.busy_until = max(state.busy_until, time.perf_counter()) + (PRODUCT_S if name in _PRODUCTS else KERNEL_S)
 
 
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operator on the device: torch's CPU kernel on the memory behind its tensors."""
     state = start()
     with state.lock:
-        _launch()
+        _launch(op._schema.name)
         call = _Call(op, args, kwargs)
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return call.result(op(*call.args, **call.kwargs))
@@ -130,7 +131,7 @@ def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     with start().lock:
-        _launch()
+        _launch("aten::_copy_from")
         _on_host(destination).copy_(_on_host(source))
     if destination.device.type == "cpu":
         synchronize()
@@ -224,7 +225,7 @@ def _allocated(host: torch.UntypedStorage) -> torch.UntypedStorage:
     storage.memory = host
     state.used += size
     state.peak = max(state.peak, state.used)
-    weakref.finalize(storage, _freed, size).atexit = False
+    weakref.finalize(storage, lambda: _freed(size)).atexit = False
     counted: torch.UntypedStorage = storage
     return counted
 

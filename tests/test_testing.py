@@ -160,7 +160,14 @@ def test_of_no_backend():
 def test_the_report_counts_by_backend(session, processes):
     _, report = session(REPORTED, "--portable-backends", "cpu,xla", *processes)
     assert set(report["backends"]) == {"cpu", "xla"}
+    assert report["complete"]
     counts = report["backends"]["cpu"]["runs"]
     assert [counts[key] for key in ("passed", "failed", "not_run")] == [2, 1, 1]
     assert counts["failures"] == ["test_mine.py::test_fails_afterwards[cpu]"]
     assert report["backends"]["xla"]["runs"]["failed"] == 2
+
+
+def test_a_session_that_was_interrupted_says_so(session):
+    _, report = session("def test_a(portable_backend): pass\ndef test_b(portable_backend): raise KeyboardInterrupt\n")
+    assert not report["complete"]
+    assert report["backends"]["xla"]["runs"]["passed"] == 1

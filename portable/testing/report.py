@@ -24,6 +24,7 @@ class Reporter:
 
     def __init__(self, path: str, tier: int) -> None:
         self._path, self._tier = Path(path), tier
+        self._complete = False  # whether no test that was asked for is left
         self._outcomes: dict[str, tuple[str, str, str]] = {}  # by test: (backend, evidence, outcome)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -40,8 +41,9 @@ class Reporter:
             outcome = "passed" if report.when == "call" else before
         self._outcomes[report.nodeid] = (str(properties[BACKEND]), str(properties[EVIDENCE]), outcome)
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Write the report."""
+        self._complete = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         text = json.dumps(self.content(), indent=2)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(text + "\n", encoding="utf-8")
@@ -60,6 +62,7 @@ class Reporter:
         return {
             "format": FORMAT,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "complete": self._complete,
             "tier": self._tier,
             "machine": platform.machine(),
             "versions": {"Python": platform.python_version(), **_versions()},

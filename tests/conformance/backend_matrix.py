@@ -77,7 +77,8 @@ def _where(name: str, shown: dict[str, Any], report: dict[str, Any]) -> str:
     if name in HOST:
         return "verified here"
     device = shown.get("hardware", {}).get("device", "an unknown device")
-    return f"verified on {device} ({report['date']}, torch {report['versions'].get('torch', 'unknown')})"
+    part = "" if report["complete"] else f"; the first {shown['runs']['passed']} tests alone"
+    return f"verified on {device} ({report['date']}, torch {report['versions'].get('torch', 'unknown')}{part})"
 
 
 def written(text: str, new: str) -> str:

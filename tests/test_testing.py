@@ -171,3 +171,27 @@ def test_a_session_that_was_interrupted_says_so(session):
     _, report = session("def test_a(portable_backend): pass\ndef test_b(portable_backend): raise KeyboardInterrupt\n")
     assert not report["complete"]
     assert report["backends"]["xla"]["runs"]["passed"] == 1
+
+
+KIT = """
+class TestMine:
+    backend = "cpu"
+    slow = ("test_takes*",)
+    limitations = {"test_is_wrong": "a bug", "test_was_wrong": "an old bug"}
+
+    def test_takes_long(self):
+        pass
+
+    def test_is_wrong(self):
+        assert False
+
+    def test_was_wrong(self):
+        pass
+"""
+
+
+def test_a_kit_says_what_is_slow_and_what_is_known_to_fail(session):
+    output, report = session(KIT, "-m", "not slow")
+    assert "1 deselected" in output
+    assert "1 xfailed" in output
+    assert report["backends"]["cpu"]["runs"]["failures"] == ["test_mine.py::TestMine::test_was_wrong"]

@@ -97,8 +97,8 @@ def gradients(backend: str, family: str, dtype: torch.dtype) -> dict[str, str]:
 
     groups = [_leaves(program, dtype, found.device()) for program in programs]
     try:
-        losses = _compiled(together, backend)(groups)
-        taken = [_taken(loss, args) for loss, args in zip(losses, groups, strict=True)]
+        flat = iter(_taken(sum(_compiled(together, backend)(groups)), [x for args in groups for x in args]))
+        taken = [tuple(next(flat) for x in args if x.is_floating_point()) for args in groups]
     except Exception:  # as in `results`
         return {p.name: _gradient_alone(backend, found, p, dtype) for p in programs}
     return {p.name: _gradient_compared(p, dtype, got, found) for p, got in zip(programs, taken, strict=True)}
@@ -137,8 +137,8 @@ def _loss(program: Program, args: Sequence[Any]) -> torch.Tensor:
     ).sum()
 
 
-def _taken(loss: torch.Tensor, args: Sequence[Any]) -> Any:
-    return torch.autograd.grad(loss, [x for x in args if x.is_floating_point()], retain_graph=True, allow_unused=True)
+def _taken(loss: Any, args: Sequence[Any]) -> Any:
+    return torch.autograd.grad(loss, [x for x in args if x.is_floating_point()], allow_unused=True)
 
 
 def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:

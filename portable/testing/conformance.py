@@ -80,10 +80,12 @@ class BackendConformance:
     Attributes:
         backend: what is tested, as users write it.
         slow: shell patterns of the names of tests to mark `slow`, where the backend's compiler is.
+        limitations: what is known to fail: the reason by shell pattern; such a test fails as soon as it passes.
     """
 
     backend: ClassVar[str]
     slow: ClassVar[tuple[str, ...]] = ()
+    limitations: ClassVar[dict[str, str]] = {}
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test a program and a dtype of the backend's capabilities."""
@@ -283,6 +285,13 @@ class BackendConformance:
         fail_if("" if count == 2 else f"{count} batches were counted instead of 2")
 
     # How it is called.
+
+    def test_results_and_gradients_are_on_its_device(self, here: Backend) -> None:
+        x = torch.ones(3, device=here.device(), requires_grad=True)
+        result = pt.compile(lambda x: (x * 2, x.sum()), backend=self.backend)(x)
+        (gradient,) = torch.autograd.grad(result[1], x)
+        found = {y.device.type for y in (*result, gradient)}
+        fail_if("" if found == {here.device().type} else f"results are on {', '.join(sorted(found))}")
 
     def test_sizes_may_change_from_call_to_call(self, here: Backend) -> None:
         compiled = pt.compile(lambda x: (x * x).sum(0) / x.shape[0], backend=self.backend)

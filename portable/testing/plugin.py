@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 
@@ -73,8 +74,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tiers and objectives that were not asked for, and note what each test is evidence for."""
     for item in items:
-        if any(fnmatchcase(item.name, pattern) for pattern in getattr(getattr(item, "cls", None), "slow", ())):
-            item.add_marker("slow")
+        _declare(item, getattr(item, "cls", None))
     tier, objectives = config.getoption("--portable-tier"), config.getoption("--slo")
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
@@ -87,6 +87,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
     for item in kept:
         item.user_properties += _evidence(item)
+
+
+def _declare(item: pytest.Item, kit: Any) -> None:
+    """Mark a test of a conformance kit as its class says: slow, or a strict expected failure with the reason."""
+    if any(fnmatchcase(item.name, pattern) for pattern in getattr(kit, "slow", ())):
+        item.add_marker("slow")
+    for pattern, reason in getattr(kit, "limitations", {}).items():
+        if fnmatchcase(item.name, pattern):
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
 
 def _evidence(item: pytest.Item) -> list[tuple[str, object]]:

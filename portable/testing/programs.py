@@ -254,7 +254,8 @@ MUTATION = _table(
 )  # fmt: skip
 
 EDGES = _table(
-    ("nan-inf-arithmetic", lambda x: (x + 1, x * 0, 1 / x, x - x), _special, False),
+    ("nan-inf-arithmetic", lambda x: (x + 1, x * 2, 1 / x, x - x), _special, False),
+    ("nan-inf-times-zero", lambda x: x * 0, _special, False),
     ("nan-inf-extremes", lambda x: (x.amax(1), x.clamp(-1, 1), torch.maximum(x, x.flip(1))), _special, False),
     ("nan-inf-functions", lambda x: (x.sigmoid(), x.tanh(), x.exp(), F.relu(x)), _special, False),
     ("nan-inf-tests", lambda x: (x.isnan(), x.isinf(), x == x, x > 0, x.nan_to_num(1.0, 2.0, -2.0)), _special, False),

@@ -49,25 +49,18 @@ def table(found: Iterable[dict[str, Any]]) -> str:
 
 
 def state(name: str, found: Iterable[dict[str, Any]]) -> str:
-    """What the reports show of a backend: the strongest evidence, and every failure."""
+    """What the reports show of a backend: the strongest evidence, with its failures."""
     verified: list[str] = []
     compiled: list[str] = []
-    failed: list[str] = []
     for report in found:
         for backend, shown in report["backends"].items():
             base, _, rest = backend.partition(":")
             if base != name:
                 continue
-            for evidence, counts in ((e, shown[e]) for e in ("runs", "compiles") if e in shown):
-                total = counts["passed"] + counts["failed"]
-                if counts["failed"]:
-                    failed.append(f"{counts['failed']} of {total} tests of `{backend}` fail")
-                elif evidence == "compiles" and total:
-                    compiled.append(f"{rest or base}")
-                elif total:
-                    verified.append(_where(name, shown, report))
-    if failed:
-        return "; ".join(failed)
+            if shown.get("runs", {}).get("passed"):
+                verified.append(_where(name, shown, report) + _but(backend, shown["runs"]))
+            if shown.get("compiles", {}).get("passed"):
+                compiled.append((rest or base) + _but(backend, shown["compiles"]))
     if verified:
         return "; ".join(dict.fromkeys(verified))
     return f"compiled for {', '.join(dict.fromkeys(compiled))}" if compiled else "contract only"
@@ -79,6 +72,11 @@ def _where(name: str, shown: dict[str, Any], report: dict[str, Any]) -> str:
     device = shown.get("hardware", {}).get("device", "an unknown device")
     part = "" if report["complete"] else f"; the first {shown['runs']['passed']} tests alone"
     return f"verified on {device} ({report['date']}, torch {report['versions'].get('torch', 'unknown')}{part})"
+
+
+def _but(backend: str, counts: dict[str, Any]) -> str:
+    total = counts["passed"] + counts["failed"]
+    return f", but for {counts['failed']} of {total} tests of `{backend}`" if counts["failed"] else ""
 
 
 def written(text: str, new: str) -> str:

@@ -35,8 +35,13 @@ def test_every_backend_has_a_row():
         ([report("cuda"), report("cuda")], "verified on H200 (2026-12-01, torch 2.13.0)"),
         ([report("cuda:h200", "compiles")], "compiled for h200"),
         ([report("cuda:h200", "compiles"), report("cuda")], "verified on H200 (2026-12-01, torch 2.13.0)"),
-        ([report("cuda", failed=2), report("cuda")], "2 of 5 tests of `cuda` fail"),
+        (
+            [report("cuda", failed=2)],
+            "verified on H200 (2026-12-01, torch 2.13.0), but for 2 of 5 tests of `cuda`",
+        ),
+        ([report("cuda:h200", "compiles", failed=1)], "compiled for h200, but for 1 of 4 tests of `cuda:h200`"),
         ([report("cuda", passed=0)], "contract only"),
+        ([report("cuda", passed=0, failed=3)], "contract only"),
         ([report("rocm")], "contract only"),
         (
             [report("cuda", complete=False)],

@@ -10,6 +10,11 @@ class TestCpu(BackendConformance):
     backend = "cpu"
     slow = ("test_a_program*", "test_gradients*", "test_training*", "test_a_model*", "test_one_compiled*")
 
+    limitations = {  # of Inductor, torch 2.13.0; torch.compile alone does the same
+        "*-nan-inf-times-zero]": "x * 0 is taken for 0, also where x is NaN or infinite",
+        "test_gradients*-pooling]": "max_pool2d and avg_pool2d of one tensor beside a transposed convolution: wrong",
+    }
+
 
 class TestCpuEager(BackendConformance):
     backend = "cpu:eager"

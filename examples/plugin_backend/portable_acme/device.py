@@ -101,7 +101,7 @@ def _module() -> types.ModuleType:
         "set_rng_state": lambda new, device=NAME: start().random.set_state(new),
         "memory_allocated": lambda device=None: memory()[0],
         "max_memory_allocated": lambda device=None: memory()[1],
-        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
+        "get_amp_supported_dtype": lambda: [torch.bfloat16],
     }
     vars(module).update(functions)
     return module

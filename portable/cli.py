@@ -10,10 +10,8 @@ import importlib.util
 import io
 import json
 import os
-import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -25,12 +23,12 @@ from rich.markup import escape
 from rich.table import Table
 
 import portable
-from portable import backends, config
+from portable import config
 from portable.errors import ConfigError, PortableError, UnsupportedInputError
 from portable.kernels import command
 
 if TYPE_CHECKING:
-    from portable.backends.base import Backend
+    pass
 
 
 class _Commands(typer.core.TyperGroup):
@@ -89,11 +87,13 @@ def doctor(
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", "-v", help="Show what each backend is good at, and the traceback of plugins that do not load."
+            "--verbose", "-v", help="Show what each backend is good at, and the traceback of plugins that fail."
         ),
     ] = False,
 ) -> None:
     """What can run here: each backend, ready or why not and what to do, and the versions."""
+    from portable.backends.diagnosis import diagnosis
+
     report = diagnosis(verbose)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
@@ -113,7 +113,7 @@ def doctor(
         _print_capabilities(report["backends"])
     for row in report["backends"]:
         if verbose and row["traceback"]:
-            console.print(f"\n{row['name']}:\n{escape(row['traceback'])}", highlight=False)
+            console.print(f"\n{row['name']}:\n{escape(row['traceback'])}", highlight=False, soft_wrap=True)
 
 
 def _print_capabilities(rows: Sequence[dict[str, Any]]) -> None:
@@ -131,88 +131,6 @@ def _print_capabilities(rows: Sequence[dict[str, Any]]) -> None:
             else:
                 text = {True: "yes", False: "no"}.get(value, str(value))
             console.print(f"  {name}: {escape(text) or 'none'}", highlight=False)
-
-
-def capabilities(name: str) -> dict[str, Any]:
-    """What the backend ``name`` is good at, as plain data. Initialises its device in this process."""
-    from dataclasses import fields
-
-    about = backends.get(name).capabilities()
-    plain = lambda dtype: str(dtype).removeprefix("torch.")  # noqa: E731
-    as_data: dict[str, Any] = {field.name: getattr(about, field.name) for field in fields(about)}
-    as_data["dtypes"] = sorted(map(plain, about.dtypes))
-    as_data["emulated"] = {plain(dtype): why for dtype, why in about.emulated.items()}
-    as_data["multiples"] = dict(about.multiples)
-    return as_data
-
-
-def _executors(backend: type[Backend]) -> dict[str, str]:
-    """Its variants that another package runs, each ready or why not."""
-    kinds = {f"{backend.name}:{variant}": type(backend.of(variant)) for variant in backend.variants}
-    return {name: kind.probe().reason for name, kind in kinds.items() if kind is not backend}
-
-
-def _asked_capabilities(name: str) -> dict[str, Any]:
-    """`capabilities`, found in a fresh process: no device is initialised in this one."""
-    from portable.backends.base import ask
-
-    ok, text = ask(f"import json; from portable.cli import capabilities; print(json.dumps(capabilities({name!r})))")
-    found: dict[str, Any] = json.loads(text) if ok else {"unknown": text}
-    return found
-
-
-def diagnosis(verbose: bool = False) -> dict[str, Any]:
-    """What `portable doctor` shows, as plain data; with ``verbose`` also what each backend that is ready is good at.
-
-    A backend that has run nothing here and compiles for devices that are absent is "compiled for".
-    """
-    from importlib.metadata import version
-
-    rows = []
-    for name in backends.names():
-        plugin = backends.plugins().get(name) if name not in backends.BUILTIN else None
-        if plugin is not None and plugin.backend is None:
-            reason = f"plugin {plugin.package} failed: {plugin.failure.strip().splitlines()[-1]}"
-            row = {
-                "path": "?",
-                "ready": False,
-                "reason": reason,
-                "remedy": "portable doctor --verbose",
-                "evidence": "contract only",
-                "compiles_for": [],
-                "capabilities": {},
-                "executors": {},
-            }
-            rows.append({"name": name, **row, "traceback": plugin.failure})
-            continue
-        backend = backends.backend_class(name)
-        row = {"path": backend.path, **asdict(backend.diagnose()), "compiles_for": list(backend.deviceless())}
-        if row["compiles_for"] and row["evidence"] == "contract only":
-            row["evidence"] = "compiled for"
-        row["capabilities"] = _asked_capabilities(name) if verbose and row["ready"] else {}
-        row["executors"] = _executors(backend) if verbose else {}
-        rows.append({"name": name, **row, "traceback": ""})
-    return {
-        "versions": {
-            "portable": portable.__version__,
-            "Python": platform.python_version(),
-            "torch": version("torch"),
-            "jax": version("jax"),
-        },
-        "machine": f"{os.cpu_count()} cores {platform.machine()}",
-        "backends": rows,
-        "choice": _choice(),
-    }
-
-
-def _choice() -> str:
-    if config.is_set("PORTABLE_BACKEND"):
-        name = config.get("PORTABLE_BACKEND")
-        try:
-            return f"PORTABLE_BACKEND={name}: {backends.get(name)} is used."
-        except PortableError as failure:
-            return f"PORTABLE_BACKEND={name}: {failure}"
-    return f"PORTABLE_BACKEND is unset: auto would choose {backends.autodetected()}."
 
 
 @app.command()

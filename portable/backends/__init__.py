@@ -7,6 +7,9 @@ import contextvars
 import functools
 import importlib
 import importlib.metadata
+import json
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -17,7 +20,7 @@ from portable import config
 from portable.errors import BackendUnavailableError, RegistrationError, UnknownBackendError
 
 if TYPE_CHECKING:
-    from portable.backends.base import Backend
+    from portable.backends.base import Backend, State
 
 BUILTIN = ("tpu", "cuda", "rocm", "xpu", "trainium", "cpu", "xla")
 AUTO_ORDER = ("tpu", "cuda", "rocm", "xpu", "trainium", "cpu")
@@ -50,10 +53,68 @@ def plugins() -> dict[str, Plugin]:
             backend = entry.load()
             if not (isinstance(backend, type) and issubclass(backend, Backend)):
                 raise RegistrationError(f"{entry.value} is not a subclass of portable.backends.base.Backend")
+            _check(entry.name, backend)
             found[entry.name] = Plugin(entry.name, package, backend)
         except Exception:  # a plugin may fail in any way; it is shown by doctor and raised when asked for by name
             found.setdefault(entry.name, Plugin(entry.name, package, None, traceback.format_exc()))
     return found
+
+
+def _check(name: str, backend: type[Backend]) -> None:
+    """A plugin's class is whole.
+
+    Raises:
+        RegistrationError: a method or an attribute is missing, or its name is another than the entry point's.
+    """
+    missing = sorted(backend.__abstractmethods__) + [a for a in ("name", "path") if not hasattr(backend, a)]
+    where = f"{backend.__module__}.{backend.__qualname__}"
+    if missing:
+        remedy = "portable.backends.base.Backend says what each is"
+        raise RegistrationError(f"{where} lacks {', '.join(missing)}", remedy=remedy)
+    if backend.name != name:
+        raise RegistrationError(f"{where} is called {backend.name!r}, its entry point {name!r}", remedy="use one name")
+
+
+_DIAGNOSE = """
+import json, sys
+from dataclasses import asdict
+from portable import backends
+state = backends.backend_class(sys.argv[1]).diagnose()
+print(json.dumps(asdict(state)))
+"""
+
+
+def diagnosed(name: str, timeout_s: float = 60.0) -> tuple[State, str]:
+    """What `portable doctor` shows of a backend, and the traceback where its own code failed.
+
+    Another package's code runs in a process of its own: whatever it does there, raise, crash or hang, it stops nothing.
+    """
+    from portable.backends.base import State
+
+    if name in BUILTIN:
+        return backend_class(name).diagnose(), ""
+    package = plugins()[name].package
+    remedy = "portable doctor --verbose"
+    if plugins()[name].backend is None:
+        failure = plugins()[name].failure
+        return State(False, f"plugin {package} failed: {_said(failure)}", remedy), failure
+    try:
+        command = [sys.executable, "-c", _DIAGNOSE, name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        if done.returncode == 0:
+            return State(**json.loads(done.stdout.strip().splitlines()[-1])), ""
+        failure = done.stderr.strip() or f"it ended with status {done.returncode}"
+    except subprocess.TimeoutExpired:
+        failure = f"its probe gave no answer in {timeout_s:.0f} s"
+    except (ValueError, TypeError, IndexError) as broken:
+        failure = f"its probe gave no State: {broken}"
+    return State(False, f"plugin {package} failed: {_said(failure)}", remedy), failure
+
+
+def _said(failure: str) -> str:
+    """The message of a traceback: its last line that begins at the margin."""
+    lines = [line for line in failure.strip().splitlines() if line and not line[0].isspace()]
+    return lines[-1] if lines else "unknown"
 
 
 def names() -> tuple[str, ...]:

@@ -246,7 +246,13 @@ class Backend(ABC):
 
 @functools.cache
 def _probed(backend: type[Backend]) -> State:
-    return backend.probe()
+    try:
+        state = backend.probe()
+    except Exception as failure:  # of another author's code
+        return State(False, f"its probe failed: {type(failure).__name__}: {failure}", "portable doctor --verbose")
+    if not isinstance(state, State):
+        return State(False, f"its probe gave {type(state).__name__}, not a State", "report it to its author")
+    return state
 
 
 def installed(module: str) -> bool:

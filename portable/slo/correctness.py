@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def exactly(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def difference(result: Any, eager: Any, exact: Any) -> str:
+def difference(result: Any, eager: Any, exact: Any, tolerances: Mapping[torch.dtype, float] = TOLERANCES) -> str:
     """How ``result`` differs from the float64 reference by more than rounding explains; '' if it does not.
 
     The error of a tensor is its largest distance from the reference over the reference's largest magnitude. Allowed is
@@ -49,7 +49,7 @@ def difference(result: Any, eager: Any, exact: Any) -> str:
             continue
         if problem := _non_finite(x, y, z):
             return f"result {i} {problem}"
-        error, allowed = _error(x, z), max(TOLERANCES.get(x.dtype, 1e-2), _AS_EAGER * _error(y, z))
+        error, allowed = _error(x, z), max(tolerances.get(x.dtype, 1e-2), _AS_EAGER * _error(y, z))
         if not error <= allowed:
             return f"result {i} is off by {error:.2g} of its scale, allowed {allowed:.2g}"
     return ""

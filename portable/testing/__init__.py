@@ -1,13 +1,18 @@
 """The conformance kit: what third-party backends, kernels and lowerings are tested with.
 
-It is a pytest plugin too: a test that takes ``portable_backend`` runs once for each of ``--portable-backends``.
-Importing it imports neither torch nor JAX, since pytest does so in every session.
+It is a pytest plugin too (`portable.testing.plugin`). Importing it imports neither torch nor JAX, since pytest does so
+in every session; nor pytest, which `lowered` does not need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from portable.testing.conformance import BackendConformance
+
+pytest_plugins = ("portable.testing.plugin",)
 
 
 def lowered(
@@ -40,25 +45,12 @@ def lowered(
     return run(fn, args, kwargs, backend, fallback)
 
 
-def pytest_addoption(parser: Any) -> None:
-    """Add ``--portable-backends``."""
-    parser.getgroup("portable").addoption(
-        "--portable-backends",
-        default="",
-        metavar="NAMES",
-        help="backends for tests that take `portable_backend`, separated by commas (default: PORTABLE_BACKEND or xla)",
-    )
+def __getattr__(name: str) -> Any:
+    if name != "BackendConformance":
+        raise AttributeError(f"module 'portable.testing' has no attribute {name!r}")
+    from portable.testing.conformance import BackendConformance
+
+    return BackendConformance
 
 
-def pytest_generate_tests(metafunc: Any) -> None:
-    """Run a test that takes ``portable_backend`` once for each backend that was named."""
-    if "portable_backend" not in metafunc.fixturenames:
-        return
-    from portable import config
-
-    default = config.get("PORTABLE_BACKEND") if config.is_set("PORTABLE_BACKEND") else "xla"
-    named = [n.strip() for n in metafunc.config.getoption("--portable-backends").split(",") if n.strip()]
-    metafunc.parametrize("portable_backend", named or [default])
-
-
-__all__ = ["lowered"]
+__all__ = ["BackendConformance", "lowered"]

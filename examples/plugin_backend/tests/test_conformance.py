@@ -1,0 +1,5 @@
+from portable.testing import BackendConformance
+
+
+class TestAcme(BackendConformance):
+    backend = "acme"

@@ -27,7 +27,7 @@ demo: $(DEMO)/.installed
 
 # One OpenMP thread a worker: two pools on the same cores stall each other.
 test: lint
-	OMP_NUM_THREADS=1 $(TEST)/bin/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(TEST)/bin/python -m pytest -q -n 2 --portable-tier 1
 
 lint: $(TEST)/.installed
 	$(TEST)/bin/python -m ruff check $(SOURCES)

@@ -15,6 +15,8 @@ from portable.backends import deviceless, targets
 from portable.cli import app
 from portable.errors import BackendUnavailableError, ConfigError, UnsupportedInputError
 
+pytestmark = pytest.mark.compiles_for("tpu:v5e:2x2")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):

@@ -12,7 +12,7 @@ from torch import nn
 import portable as pt
 from portable.backends import deviceless, targets
 
-pytestmark = [pytest.mark.compiles_for("cuda"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 DIRECTLY = """
 import json, sys
@@ -34,7 +34,11 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PORTABLE_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.parametrize("device", targets.devices("cuda"))
+def each(device):
+    return pytest.param(device, marks=pytest.mark.compiles_for(f"cuda:{device}"))
+
+
+@pytest.mark.parametrize("device", [each(d) for d in targets.devices("cuda")])
 def test_a_network_compiles_forward_and_backward(device):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
     found = pt.check(model, (torch.randn(2, 3, 8, 8),), target=f"cuda:{device}", backward=True)
@@ -42,6 +46,7 @@ def test_a_network_compiles_forward_and_backward(device):
     assert [p.temporary_bytes > 0 for p in found[f"cuda:{device}"].programs] == [True, True]
 
 
+@pytest.mark.compiles_for("cuda:h200")
 def test_memory_is_what_the_compiler_says_of_the_same_function_written_in_jax():
     command = [sys.executable, "-c", DIRECTLY, targets.find("cuda:h200").config]
     environment = {**os.environ, **deviceless.ENVIRONMENT}
@@ -52,6 +57,7 @@ def test_memory_is_what_the_compiler_says_of_the_same_function_written_in_jax():
     assert program.output_bytes == outputs
 
 
+@pytest.mark.compiles_for("cuda:h200")
 def test_a_program_on_several_gpus_says_what_it_communicates():
     mesh = {"batch": 2, "tensor": 4}
     (verdict,) = pt.check(nn.Linear(512, 512), (torch.randn(64, 512),), target="cuda:h200", mesh=mesh).verdicts.values()
@@ -59,6 +65,7 @@ def test_a_program_on_several_gpus_says_what_it_communicates():
     assert verdict.programs[0].argument_bytes < (512 * 512 + 512 + 64 * 512) * 4 / 2
 
 
+@pytest.mark.compiles_for("cuda:h200")
 def test_rows_that_the_tensor_cores_do_not_take_are_noted():
     x = torch.randn(4, 33, dtype=torch.bfloat16)
     (verdict,) = pt.check(torch.mm, (x, x.t()), target="cuda:h200").verdicts.values()

@@ -170,13 +170,19 @@ def each_compiled(found: dict, target: str, op: str) -> None:
     assert {name: n for name, n in calls.items() if n != 1} == {}  # one call of Mosaic's each
 
 
-@pytest.mark.parametrize("target", TARGETS)
+def each(target: str):
+    """A target as a parameter, with what the test is evidence for."""
+    return pytest.param(target, marks=pytest.mark.compiles_for(f"tpu:{target}"))
+
+
+@pytest.mark.parametrize("target", [each(t) for t in TARGETS])
 @pytest.mark.parametrize("op", ["attention", "rms_norm"])
 def test_a_kernel_compiles_for_a_tpu_that_is_not_here(in_bfloat16, op, target):
     each_compiled(in_bfloat16, target, op)
 
 
 @pytest.mark.slow
+@pytest.mark.compiles_for("tpu:v5e:2x2")
 @pytest.mark.parametrize("op", ["attention", "rms_norm"])
 def test_a_kernel_compiles_in_single_precision_too(op):
     found = compiled("float32")
@@ -184,7 +190,7 @@ def test_a_kernel_compiles_in_single_precision_too(op):
         each_compiled(found, target, op)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [each(t) for t in TARGETS])
 def test_a_program_that_calls_them_compiles(in_bfloat16, target):
     """In float32."""
     assert in_bfloat16[f"{target} program"] == ["attention: kernel pallas", "rms_norm: kernel pallas"]

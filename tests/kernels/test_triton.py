@@ -85,7 +85,13 @@ def one_of_each(launches):
     return list(found.values())
 
 
-@pytest.mark.parametrize("target", triton_code.TARGETS)
+def each(target):
+    """A target as a parameter, with what the test is evidence for."""
+    backend = "cuda" if target.startswith("sm_") else "rocm"
+    return pytest.param(target, marks=pytest.mark.compiles_for(f"{backend}:{target} (kernels)"))
+
+
+@pytest.mark.parametrize("target", [each(t) for t in triton_code.TARGETS])
 @pytest.mark.parametrize("op", OPS)
 def test_a_kernel_compiles_for_a_gpu_that_is_not_here(op, target):
     launches = one_of_each(triton_code.launches(op))
@@ -95,7 +101,7 @@ def test_a_kernel_compiles_for_a_gpu_that_is_not_here(op, target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", triton_code.TARGETS)
+@pytest.mark.parametrize("target", [each(t) for t in triton_code.TARGETS])
 @pytest.mark.parametrize("op", OPS)
 def test_everything_that_a_kernel_launches_compiles(op, target):
     launches = triton_code.launches(op)
@@ -105,7 +111,7 @@ def test_everything_that_a_kernel_launches_compiles(op, target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("target", [each(t) for t in ("sm_90", "gfx942")])
 @pytest.mark.parametrize("op", OPS)
 def test_what_the_op_s_boundary_cases_launch_compiles(op, target):
     """Sizes of 1, which Triton makes constants, and of 0."""

@@ -19,6 +19,10 @@ from portable.explain import Compilation, GraphRecord, Record, ran
 from portable.kernels.select import Decision
 
 
+# Inductor's folding of uniform values takes x * 0 for 0, also where x is NaN or infinite (seen in torch 2.13).
+EXACT = {"joint_graph_constant_folding": False}
+
+
 class NativeBackend(Backend):
     """Compiles with Inductor for ``device_type``; the variant ``eager`` runs the captured graph as it is."""
 
@@ -113,7 +117,7 @@ class NativeBackend(Backend):
                 gm,
                 list(example_inputs),
                 inner_compile=inner,
-                config_patches=graphs.settings(record.graphs_policy, recorded),
+                config_patches={**EXACT, **graphs.settings(record.graphs_policy, recorded)},
                 decompositions=decompositions,
             )
         return compiled

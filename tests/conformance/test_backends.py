@@ -11,7 +11,6 @@ class TestCpu(BackendConformance):
     slow = ("test_a_program*", "test_gradients*", "test_training*", "test_a_model*", "test_one_compiled*")
 
     limitations = {  # of Inductor, torch 2.13.0; torch.compile alone does the same
-        "*-nan-inf-times-zero]": "x * 0 is taken for 0, also where x is NaN or infinite",
         "test_gradients*-float32-pooling]": "max_pool2d and avg_pool2d of one tensor, beside a transposed convolution",
     }
 

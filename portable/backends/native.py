@@ -18,7 +18,6 @@ from portable.errors import BackendUnavailableError
 from portable.explain import Compilation, GraphRecord, Record, ran
 from portable.kernels.select import Decision
 
-
 # Inductor's folding of uniform values takes x * 0 for 0, also where x is NaN or infinite (seen in torch 2.13).
 EXACT = {"joint_graph_constant_folding": False}
 

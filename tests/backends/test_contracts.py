@@ -207,12 +207,12 @@ def test_what_a_gpu_backend_is_good_at(on_gpu):
     assert not backends.get(f"{on_gpu}:eager").capabilities().graphs
 
 
-def test_float32_may_be_as_coarse_as_tf32_where_torch_uses_it(on_gpu, monkeypatch):
-    backend = backends.get(on_gpu)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    with_tf32 = backend.tolerances()[torch.float32]
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    assert (with_tf32 > backend.tolerances()[torch.float32]) == (on_gpu == "cuda")
+def test_float32_may_be_as_coarse_as_tf32_where_torch_uses_it(on_gpu):
+    def tolerance(tf32):
+        with torch.backends.cudnn.flags(allow_tf32=tf32):
+            return backends.get(on_gpu).tolerances()[torch.float32]
+
+    assert (tolerance(True) > tolerance(False)) == (on_gpu == "cuda")
 
 
 @pytest.mark.parametrize("policy", ["auto", "require", "off"])

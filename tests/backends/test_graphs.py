@@ -318,7 +318,7 @@ def test_a_model_of_many_sizes_is_recorded_for_the_first_and_right_for_all(repla
     assert len(pt.explain(compiled, show=False).notes) == 1
 
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="records launches on a GPU, and none is here")
+needs_gpu = pytest.mark.hardware("rocm" if torch.version.hip else "cuda")
 
 
 @needs_gpu

@@ -167,9 +167,10 @@ def check(
     """Compile a model for devices that are not here, by their own compilers: whether it compiles, whether it fits into
     their memory, what it will cost, which operators and dtypes they lack.
 
-    The model is captured as `compile` captures it, on tensors without values: weights may lie on the meta device, and
-    are not materialised; nothing is run, unless what the model does between graphs depends on values: then it is called
-    once, in eager. Results are kept by content in PORTABLE_CACHE_DIR.
+    A copy of the model is captured as `compile` captures it, on tensors without values: weights may lie on the meta
+    device, and are not materialised; nothing is run, unless what the model does between graphs depends on values: then
+    the copy is called once, in eager. Results are kept by content in PORTABLE_CACHE_DIR. Programs are XLA's: the native
+    backend ``cuda`` compiles with Inductor, and may need less memory. The state of an optimiser is not counted.
 
     Args:
         model: an ``nn.Module`` or a function of tensors; it is left as it was.
@@ -189,9 +190,13 @@ def check(
     """
     from portable.backends import deviceless, targets
     from portable.backends.check import Check, Lowering, judge, mesh_for
-    from portable.capture import without_values
+    from portable.capture import twin, without_values
 
-    named = [targets.find(name) for name in ((target,) if isinstance(target, str) else target)]
+    if isinstance(args, torch.Tensor) or target is None:
+        raise ConfigError("args is a tuple, target a name or several", remedy="check(model, (x,), target=…)")
+    named = [targets.find(name) for name in dict.fromkeys((target,) if isinstance(target, str) else target)]
+    if not named:
+        raise ConfigError("no target is named", remedy=f"one of {', '.join(targets.names())}")
     for each in named:
         deviceless.require(each)
     on = mesh_for(named, mesh, plan)
@@ -199,17 +204,25 @@ def check(
         raise ConfigError("a sharded check of the backward pass is not built", remedy="leave out mesh= or backward=")
     if isinstance(model, CompiledModule | CompiledFunction):
         model = model._portable_run.target
+    lowering = Lowering(named, model, (args, kwargs))
     told = progress or (lambda line: None)
     told("capturing and lowering")
-    lowering = Lowering(named)
     try:
-        with without_values(model, tuple(args), kwargs or {}) as (fake_args, fake_kwargs):
-            run = _observed(model, lowering, fake_args, fake_kwargs, backward)
+        with without_values(model, tuple(args), kwargs or {}) as (copy, fake_args, fake_kwargs):
+            run = _observed(copy, lowering, fake_args, fake_kwargs, backward)
     except (DataDependentOutputException, DynamicOutputShapeException) as failure:
         _require_values(model, args, kwargs, failure)
-        lowering = Lowering(named)
-        run = _observed(model, lowering, args, kwargs or {}, backward)
-    verdicts = {each.name: judge(each, lowering.programs, on, told) for each in named}
+        lowering = Lowering(named, model, (args, kwargs))
+        own = twin(model, lambda x: x if isinstance(x, torch.nn.Parameter) else x.clone())
+        run = _observed(own, lowering, args, kwargs or {}, backward)
+    if backward and not any(program.kind == "backward" for program in lowering.programs):
+        raise ConfigError(
+            f"{run.record.name} has no backward pass here: nothing that it returns depends on a parameter or argument "
+            "that requires a gradient",
+            remedy="leave out backward=; or is everything frozen, or this in torch.inference_mode?",
+        )
+    outside = [f"{f.op}: {f.reason}" for f in run.record.fallbacks] + [b.reason for b in run.record.breaks]
+    verdicts = {each.name: judge(each, lowering, on, told, outside) for each in named}
     return Check(run.record.name, verdicts, run.record.breaks, on)
 
 
@@ -234,7 +247,8 @@ def _observed(model: Any, observer: Backend, args: Sequence[Any], kwargs: Mappin
         if tensors:
             leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
             leaves += [p for p in getattr(model, "parameters", list)() if p.requires_grad]
-            torch.autograd.grad([x.sum().abs() for x in tensors], leaves, allow_unused=True)
+            if leaves:
+                torch.autograd.grad([x.sum().abs() for x in tensors], leaves, allow_unused=True)
     return run
 
 
@@ -254,6 +268,7 @@ def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: 
     graphs = config.graphs_policy(options.pop("graphs", None))
     if options:
         raise ConfigError(f"unknown options {sorted(options)}", remedy='the options are "backend" and "graphs"')
+    _check_able(chosen, graphs, None)
     record = Record("torch.compile", str(chosen), chosen.path, fallback=config.fallback_mode(), graphs=graphs)
     return _compile_graph(chosen, record, gm, example_inputs)
 

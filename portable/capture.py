@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
-from portable.errors import UnsupportedOp, UnsupportedOpError
+from portable.errors import UnsupportedInputError, UnsupportedOp, UnsupportedOpError
 from portable.lowering.draws import Draws, generator_state
 from portable.lowering.kept_whole import kept_whole
 
@@ -169,9 +169,9 @@ def aot(
 
 
 @contextlib.contextmanager
-def without_values(model: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-    """Within it tensors have no values: those of ``model`` are replaced, and those of (args, kwargs), which it gives,
-    by fake ones on the CPU of the same shape, strides and dtype. Meta tensors may be among them."""
+def without_values(model: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Within it tensors have no values. Gives a twin of ``model`` and (args, kwargs), whose tensors are fake ones on
+    the CPU of the same shape, strides and dtype; what the twin does to itself, the model does not see."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     made: dict[int, torch.Tensor] = {}
 
@@ -185,12 +185,28 @@ def without_values(model: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, An
                 empty.requires_grad_()
         return made[id(x)]
 
-    replaced: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if isinstance(model, torch.nn.Module):
-        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        replaced = _reparametrize_module(model, {name: fake(x) for name, x in named})
-    with replaced, mode:
-        yield pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
+    inputs = pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
+    other = twin(model, fake)
+    with mode:
+        yield other, *inputs
+
+
+def twin(model: Any, replaced: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A copy of a module with other parameters and buffers; a function is itself.
+
+    Raises:
+        UnsupportedInputError: the module cannot be copied.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return model
+    memo: dict[int, Any] = {id(x): replaced(x) for x in (*model.parameters(), *model.buffers())}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as failure:  # whatever a user's object raises that is no copy
+        raise UnsupportedInputError(
+            f"{type(model).__name__} cannot be copied: {failure}",
+            remedy="keep what cannot be copied (locks, files, generators, tensors with a history) outside the module",
+        ) from failure
 
 
 def static_positions() -> frozenset[int]:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from portable import capture
 from portable.backends.deviceless import Compiled, compile_for
@@ -30,7 +32,8 @@ class Program:
         kind: "inference", "forward" or "backward".
         shapes, names: of its tensor arguments; the module takes the random seed before them.
         weights: positions among them of parameters and buffers.
-        weight_bytes, by_row_bytes: of the weights, and of those arguments of which only some rows are read.
+        weight_bytes, by_row_bytes: of the weights, and of those arguments of which only some rows are read. A backward
+            pass takes weights that its forward pass has saved for it.
         modules, refused: {platform: StableHLO bytecode}, or {platform: ops that have no lowering there}.
         notes: {target: notes}.
     """
@@ -51,17 +54,30 @@ class Lowering(Observing):
 
     name = "check"
 
-    def __init__(self, targets: Sequence[Target]) -> None:
+    def __init__(self, targets: Sequence[Target], model: Any, inputs: Any) -> None:
         super().__init__()
         self.targets = targets
         self.programs: list[Program] = []
+        tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
+        for x in tensors:
+            if x.is_nested or x.layout is not torch.strided:
+                self.check_input(x, "an argument")
+        own = {id(x): x for x in (*model.parameters(), *model.buffers())} if isinstance(model, torch.nn.Module) else {}
+        self.weight_bytes = sum(x.numel() * x.itemsize for x in own.values())
+        self.trained_bytes = sum(x.numel() * x.itemsize for x in own.values() if x.requires_grad)
+        self.batch = next((x.shape[0] for x in tensors if x.ndim), None)
+        self._saved: dict[int, set[str]] = {}  # by graph: names of the weights in its forward pass
 
     def observe(self, aten: fx.GraphModule, specs: Sequence[Any], kind: str, graph: GraphRecord) -> None:
         tensors = [i for i, s in enumerate(specs) if isinstance(s, Spec)]
         position = {i: at for at, i in enumerate(tensors)}
         sizes = {i: _bytes(specs[i]) for i in tensors}
-        fixed = capture.static_positions() if kind != "backward" else frozenset()
-        weights = [i for i in tensors if i in fixed]
+        placeholders = [n.name for n in aten.graph.nodes if n.op == "placeholder"]
+        if kind == "backward":  # AOTAutograd gives what it saves of the forward pass's arguments their names there
+            weights = [i for i in tensors if placeholders[i] in self._saved.get(graph.index, ())]
+        else:
+            weights = [i for i in tensors if i in capture.static_positions()]
+            self._saved[graph.index] = {placeholders[i] for i in weights}
         names = graph.arguments if len(graph.arguments) == len(specs) else [f"argument {i}" for i in range(len(specs))]
         modules, refused = {}, {}
         for platform in {t.platform for t in self.targets}:
@@ -107,7 +123,8 @@ class Verdict:
             that it does not take itself), and what there is. Nothing is needed where it does not compile for another
             reason than memory.
         batch: `predicted`: the largest batch that fits, where the inputs have one; 0 if none does.
-        seconds: `predicted`: no step can be faster, by the peak rates of matrix products and memory.
+        seconds: `predicted`: from the peak rates of matrix products and memory, if each argument and result is moved
+            once; a step takes longer as a rule.
         notes: what the device lacks that the model asks for.
     """
 
@@ -142,50 +159,63 @@ class Verdict:
         return total
 
 
-def judge(target: Target, programs: Sequence[Program], mesh: Mesh, told: Told) -> Verdict:
-    """Compile every program for ``target`` and sum up."""
+def judge(target: Target, model: Lowering, mesh: Mesh, told: Told, outside: Sequence[str]) -> Verdict:
+    """Compile every program of a model for ``target`` and sum up.
+
+    Args:
+        outside: why parts of the model are in no program.
+
+    Raises:
+        ConfigError: the mesh or its plan does not fit the model, or the compiler knows no such slice.
+    """
+    programs = model.programs
     found = merged([note for p in programs for note in p.notes[target.name]])
     refused = tuple(dict.fromkeys(op for p in programs for op in p.refused.get(target.platform, ())))
+    if target.note:
+        found.insert(0, Note(target.note, (), 0))
     verdict = Verdict(target.name, "", refused, (), 0, target.memory_bytes, None, 0.0, tuple(found))
     if refused:
         return replace(verdict, problem=f"{len(refused)} operators have no lowering there")
+    if not programs:
+        why = "; ".join(outside) or "it computes nothing"
+        return replace(verdict, problem=f"no part of the model was compiled: {why}")
+    mesh.check([(p.names[i], p.shapes[i]) for p in programs for i in sorted(p.weights)])
     compiled: list[Compiled] = []
     for program in programs:
         told(f"compiling for {target}: program {len(compiled) + 1} of {len(programs)}, {program.kind}")
-        divided = mesh.shardings(program.shapes, program.names, program.weights) if mesh.size > 1 else ()
+        divided = mesh.shardings(program.shapes, program.names, program.weights, model.batch) if mesh.size > 1 else ()
         shardings = (REPLICATED, *divided) if divided else ()
         try:
             compiled.append(compile_for(target, program.modules[target.platform], shardings, mesh.size))
         except BackendUnavailableError as failure:  # its compiler died, for this model
             return replace(verdict, problem=failure.message, programs=tuple(compiled))
-    problem = next((c.problem for c in compiled if c.problem), "")
-    resident = max(p.weight_bytes for p in programs) // (mesh.size if mesh.plan else 1) if programs else 0
-    needed = max((_held(p, c, resident, mesh) for p, c in zip(programs, compiled, strict=True)), default=0)
+    needed = max(_held(p, c, model, mesh) for p, c in zip(programs, compiled, strict=True))
     if any(c.problem and not c.needed_bytes for c in compiled):
         needed = 0
     return replace(
         verdict,
-        problem=problem,
+        problem=next((c.problem for c in compiled if c.problem), ""),
         programs=tuple(compiled),
         needed_bytes=needed,
-        batch=_batch(programs, needed, target, mesh),
+        batch=_batch(model, needed, target) if mesh.size == 1 else None,
         seconds=sum(_seconds(p, c, target, mesh) for p, c in zip(programs, compiled, strict=True)),
     )
 
 
-def _held(program: Program, compiled: Compiled, resident: int, mesh: Mesh) -> int:
-    """What a device holds while the program runs: also the weights that it does not take."""
-    return compiled.bytes + (max(resident - program.weight_bytes, 0) if mesh.size == 1 else 0)
+def _held(program: Program, compiled: Compiled, model: Lowering, mesh: Mesh) -> int:
+    """What a device holds while the program runs: also the weights that it does not take (of a mesh they may be
+    anywhere)."""
+    return compiled.bytes + (max(model.weight_bytes - program.weight_bytes, 0) if mesh.size == 1 else 0)
 
 
-def _batch(programs: Sequence[Program], needed: int, target: Target, mesh: Mesh) -> int | None:
-    """The largest batch that fits, if all that is no weight grows with it."""
-    first = programs[0] if programs else None
-    shapes = [s for i, s in enumerate(first.shapes) if i not in first.weights and s] if first else []
-    if not first or not shapes or not needed or mesh.size > 1:
+def _batch(model: Lowering, needed: int, target: Target) -> int | None:
+    """The largest batch that fits, if all grows with it but weights and their gradients."""
+    if not model.batch or not needed:
         return None
-    growing = max(needed - first.weight_bytes, 1)
-    return max(int(shapes[0][0] * (target.memory_bytes - first.weight_bytes) / growing), 0)
+    trains = any(p.kind == "backward" for p in model.programs)
+    fixed = model.weight_bytes + (model.trained_bytes if trains else 0)
+    room, growing = target.memory_bytes - fixed, max(needed - fixed, 1)
+    return max(int(model.batch * room / growing), 0)
 
 
 def _seconds(program: Program, compiled: Compiled, target: Target, mesh: Mesh) -> float:

@@ -57,7 +57,7 @@ def _details(verdict: Verdict) -> Iterator[str]:
         yield f"[red]does not fit, by {over}[/]{_remedy(verdict.batch)}"
     for kind, (n, size) in verdict.collectives.items():
         yield f"{n} {kind}, {decimal(size)} on each device"
-    notes = sorted(verdict.notes, key=lambda note: -note.count)
+    notes = sorted(verdict.notes, key=lambda note: -note.count if note.count else -(10**9))
     for note in notes[:_SHOWN]:
         yield f"[yellow]{escape(str(note))}[/]" + (f", {note.count} times" if note.count > 1 else "")
     if len(notes) > _SHOWN:

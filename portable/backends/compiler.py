@@ -25,9 +25,13 @@ def compile_here(request: Mapping[str, Any], module: bytes) -> Compiled:
         flops = matrix_flops(program)
         if request["shardings"]:
             _shard(program, request["shardings"])
+        try:
+            devices = _devices(request["target"], request["mesh_size"])
+        except RuntimeError as failure:
+            return Compiled(problem=str(failure), no_such_slice=True)
         began = time.perf_counter()
         try:
-            executable = _compiled(request["target"], program, request["mesh_size"])
+            executable = _compiled(devices, program)
         except RuntimeError as failure:  # the compiler's own: its words are the result
             return _refused(program, str(failure), flops, time.perf_counter() - began)
     seconds = time.perf_counter() - began
@@ -46,28 +50,29 @@ def compile_here(request: Mapping[str, Any], module: bytes) -> Compiled:
     )
 
 
-def _compiled(target: Mapping[str, Any], program: Any, mesh_size: int) -> Any:
-    import numpy as np
-    from jax._src import compiler
-    from jax._src.lib import xla_client
+def _devices(target: Mapping[str, Any], n: int) -> list[Any]:
+    """The first ``n`` devices of a description of the target. One TPU is the first of the smallest host."""
     from jax.experimental import topologies
 
     if target["config"]:
-        about = {"target_config": target["config"], "topology": f"1x1x{mesh_size}"}
-        described = topologies.get_topology_desc(target["device"], target["platform"], **about)
-    else:
-        described = topologies.get_topology_desc(f"{target['device']}:{target['topology']}", target["platform"])
-    devices: list[Any] = described.devices[:mesh_size]
-    options = compiler.get_compile_options(
-        1,
-        mesh_size,
-        device_assignment=np.arange(mesh_size).reshape(1, mesh_size) if mesh_size > 1 else None,
-    )
-    options.executable_build_options.use_spmd_partitioning = mesh_size > 1
-    options.executable_build_options.use_shardy_partitioner = False
-    options.executable_build_options.allow_spmd_sharding_propagation_to_output = [
-        mesh_size > 1 for _ in _main(program).type.results
-    ]
+        about = {"target_config": target["config"], "topology": f"1x1x{n}"}
+        return list(topologies.get_topology_desc(target["device"], target["platform"], **about).devices)
+    topology = target["topology"] if target["size"] > 1 else target["host"]
+    return list(topologies.get_topology_desc(f"{target['device']}:{topology}", target["platform"]).devices)[:n]
+
+
+def _compiled(devices: list[Any], program: Any) -> Any:
+    import numpy as np
+    from jax._src import compiler
+    from jax._src.lib import xla_client
+
+    n = len(devices)
+    assignment = np.arange(n).reshape(1, n) if n > 1 else None
+    options = compiler.get_compile_options(1, n, device_assignment=assignment)
+    build = options.executable_build_options
+    build.use_spmd_partitioning = n > 1
+    build.use_shardy_partitioner = False
+    build.allow_spmd_sharding_propagation_to_output = [n > 1 for _ in _main(program).type.results]
     options.env_option_overrides = list(OPTIONS.items())
     return devices[0].client.compile(program, xla_client.DeviceList(tuple(devices)), options)
 
@@ -149,7 +154,8 @@ def _bytes(kind: str, bits: str, sizes: str) -> int:
 
 def matrix_flops(program: Any) -> dict[str, float]:
     """{dtype of the operands: floating-point operations} of the matrix products and convolutions of a module, two for
-    each multiplication. The body of a loop counts once."""
+    each multiplication. The body of a loop counts once. "float32 in parts" is what TF32 or bfloat16 may compute, as
+    ``torch.set_float32_matmul_precision`` allows."""
     from jaxlib.mlir.dialects import stablehlo
 
     flops: Counter[str] = Counter()
@@ -164,7 +170,9 @@ def matrix_flops(program: Any) -> dict[str, float]:
             n = math.prod(kernel.shape) // max(kernel.shape[numbers.kernel_output_feature_dimension], 1)
         else:
             continue
-        flops[_dtype(op.operands[0].type.element_type)] += 2 * n * math.prod(op.results[0].type.shape)
+        kind = _dtype(op.operands[0].type.element_type)
+        exact = kind != "float32" or "HIGHEST" in str(op.attributes["precision_config"])
+        flops[kind if exact else "float32 in parts"] += 2 * n * math.prod(op.results[0].type.shape)
     return {dtype: float(n) for dtype, n in flops.items()}
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from portable import config
 from portable.backends import targets
 from portable.backends.frames import receive, send
 from portable.backends.targets import Target
-from portable.errors import BackendUnavailableError
+from portable.errors import BackendUnavailableError, ConfigError
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # of plugins: registered, not asked for a device
@@ -50,6 +50,7 @@ class Compiled:
         compiler_flops, bytes_accessed: the compiler's count of all operations and memory traffic; 0 where it has none.
         collectives: {kind: (how many, bytes that they give)}.
         seconds: that compiling took, when it was done.
+        no_such_slice: the compiler knows no slice of this form; that is then the problem.
     """
 
     problem: str = ""
@@ -64,6 +65,7 @@ class Compiled:
     bytes_accessed: float = 0.0
     collectives: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: float = 0.0
+    no_such_slice: bool = False
 
     @property
     def bytes(self) -> int:
@@ -110,6 +112,7 @@ def compile_for(target: Target, module: bytes, shardings: Sequence[str] = (), me
 
     Raises:
         BackendUnavailableError: the compiler is not installed, or its process died or gave no answer.
+        ConfigError: the compiler knows no such slice.
     """
     require(target)
     request = {"target": asdict(target), "shardings": list(shardings), "mesh_size": mesh_size}
@@ -117,6 +120,11 @@ def compile_for(target: Target, module: bytes, shardings: Sequence[str] = (), me
     found = kept.read()
     if found is None:
         found = _process(target.backend).compile(request, module)
+        if found.no_such_slice:
+            raise ConfigError(
+                f"{target} is no slice that its compiler knows: {found.problem}",
+                remedy=f"as {target.backend}:{target.device}:{target.host}",
+            )
         kept.write(found)
     return found
 
@@ -146,7 +154,7 @@ class _Kept:
             return _from_json(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as failure:
+        except (OSError, ValueError, RecursionError) as failure:
             config.logger().warning("%s is not readable and is compiled again: %s", self._path, failure)
             return None
 
@@ -161,9 +169,25 @@ class _Kept:
 
 
 def _from_json(text: str | bytes) -> Compiled:
-    fields = json.loads(text)
-    fields["collectives"] = {kind: (n, size) for kind, (n, size) in fields["collectives"].items()}
-    return Compiled(**fields)
+    """What `asdict` made of a result.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    found = json.loads(text)
+    if not isinstance(found, dict) or set(found) != {f.name for f in fields(Compiled)}:
+        raise ValueError("no result")
+    like = asdict(Compiled())
+    for name, value in found.items():
+        plain = type(value) is type(like[name]) or (type(like[name]) is float and type(value) is int)
+        if not plain or (isinstance(value, int | float) and not 0 <= value < float("inf")):
+            raise ValueError(f"{name} is {value!r}")
+    try:
+        found["flops"] = {str(dtype): float(n) for dtype, n in found["flops"].items()}
+        found["collectives"] = {str(kind): (int(n), int(size)) for kind, (n, size) in found["collectives"].items()}
+    except TypeError as failure:
+        raise ValueError(str(failure)) from failure
+    return Compiled(**found)
 
 
 _lock = threading.Lock()
@@ -174,6 +198,11 @@ def _process(backend: str) -> _Process:
     """The process that compiles for ``backend``: one, which is kept."""
     with _lock:
         return _processes.setdefault(backend, _Process(backend))
+
+
+def _stop(process: subprocess.Popen[bytes], late: threading.Event) -> None:
+    late.set()
+    process.kill()
 
 
 class _Process:
@@ -188,7 +217,8 @@ class _Process:
     def compile(self, request: dict[str, Any], module: bytes) -> Compiled:
         with self._lock:
             process = self._started()
-            stop = threading.Timer(TIMEOUT_S, process.kill)
+            late = threading.Event()
+            stop = threading.Timer(TIMEOUT_S, _stop, (process, late))
             stop.start()
             try:
                 send(process.stdin, json.dumps(request).encode())
@@ -203,8 +233,7 @@ class _Process:
                 stop.cancel()
             if answer:
                 return _from_json(answer)
-            status, timed_out = process.wait(), stop.finished.is_set() and not stop.is_alive()
-            raise self._died(request["target"]["name"], status, timed_out)
+            raise self._died(request["target"]["name"], process.wait(), late.is_set())
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
@@ -218,7 +247,12 @@ class _Process:
             )
         return self._process
 
-    def _died(self, target: str, status: int, timed_out: bool) -> BackendUnavailableError:
+    def _died(self, target: str, status: int, late: bool) -> BackendUnavailableError:
+        if late:
+            return BackendUnavailableError(
+                f"the compiler for {target} gave no answer in {TIMEOUT_S:.0f} s and was stopped",
+                remedy="check a smaller part of the model",
+            )
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()[-8:]
         why = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"

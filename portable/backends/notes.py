@@ -14,7 +14,14 @@ from portable.backends.targets import Target
 from portable.lowering.source import location
 
 _WASTE = 0.2  # from which part of a lane that stays empty on there is a note
-_READS_ROWS = ("embedding", "gather", "index", "index_select", "embedding_bag", "_embedding_bag")
+_READS_ROWS = ("embedding", "gather", "index", "index_select", "embedding_bag", "_embedding_bag", "slice", "select")
+_READS_ROWS += (
+    "index_copy",
+    "index_put",
+    "slice_scatter",
+    "select_scatter",
+    "scatter",
+)  # written in place, but for rows
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,9 @@ def _widths(node: fx.Node) -> Iterator[tuple[str, int, int]]:
     elif name == "linear" and len(tensors) > 1:
         yield from (("matrix width", int(n), tensors[1].itemsize) for n in tensors[1].shape)
     elif name == "convolution" and len(tensors) > 1:
-        yield "convolution to channels", int(tensors[1].shape[0]), tensors[1].itemsize
+        transposed, groups = bool(node.args[6]), int(node.args[8])  # type: ignore[arg-type]
+        channels = int(tensors[1].shape[1]) * groups if transposed else int(tensors[1].shape[0])
+        yield "convolution to channels", channels, tensors[1].itemsize
     elif operands and len(operands) == 2:
         a, b = operands
         yield from (("matrix width", int(n), a.itemsize) for n in {a.shape[-1], b.shape[-1]})

@@ -24,8 +24,9 @@ class Mesh:
     """
 
     def __init__(self, shape: Mapping[str, int] | None, plan: Mapping[str, int] | None = None) -> None:
-        self.shape = {axis: int(n) for axis, n in (shape or {}).items()}
-        self.plan = dict(plan or {})
+        self.shape, self.plan = dict(shape or {}), dict(plan or {})
+        if any(type(n) is not int for n in (*self.shape.values(), *self.plan.values())):
+            raise ConfigError(f"mesh={shape!r}, plan={plan!r}: each value is an int", remedy='as in {"batch": 4}')
         self.size = math.prod(self.shape.values())
         if set(self.shape) - set(AXES) or any(n < 1 for n in self.shape.values()):
             raise ConfigError(
@@ -35,25 +36,23 @@ class Mesh:
             raise ConfigError("a sharding plan needs a mesh with the axis tensor", remedy='mesh={"tensor": 4}')
 
     def shardings(
-        self, shapes: Sequence[tuple[int, ...]], names: Sequence[str], weights: frozenset[int]
+        self, shapes: Sequence[tuple[int, ...]], names: Sequence[str], weights: frozenset[int], batch: int | None
     ) -> tuple[str, ...]:
         """One sharding for each argument.
 
         Args:
             shapes, names: of the arguments.
-            weights: positions of the weights; the others are inputs, whose batch is the first dimension of the first
-                that has one.
+            weights: positions of the weights; the others are inputs.
+            batch: the first dimension of the inputs that are divided.
 
         Raises:
-            ConfigError: a batch or a named dimension is not divisible, or a pattern names no weight.
+            ConfigError: the batch or a named dimension is not divisible.
         """
-        batch = next((s[0] for i, s in enumerate(shapes) if i not in weights and s), 0)
-        if batch % self.shape.get("batch", 1):
+        if (batch or 0) % self.shape.get("batch", 1):
             raise ConfigError(
                 f"a batch of {batch} cannot be divided over {self.shape['batch']} devices",
                 remedy="make the batch a multiple of the mesh's axis",
             )
-        self._check_plan([names[i] for i in sorted(weights)])
         return tuple(
             self._along("tensor", self._divided(names[i], shape), shape)
             if i in weights
@@ -61,16 +60,25 @@ class Mesh:
             for i, shape in enumerate(shapes)
         )
 
-    def _check_plan(self, names: Sequence[str]) -> None:
+    def check(self, weights: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        """The plan is about these weights, by name and shape, and "tensor" divides some of them.
+
+        Raises:
+            ConfigError: a pattern names no weight, or none can be divided.
+        """
+        names = [name for name, _ in weights]
         for pattern in self.plan:
-            if not fnmatch.filter(names, pattern):
+            if not any(_named(pattern, name) for name in names):
                 shown = ", ".join(names[:8])
                 raise ConfigError(f"the plan's {pattern!r} names no weight", remedy=f"weights here: {shown}, …")
+        n = self.shape.get("tensor", 1)
+        if n > 1 and all(self._divided(name, shape) is None for name, shape in weights):
+            raise ConfigError(f"no weight can be divided over {n} devices", remedy='another mesh, as {"tensor": 4}')
 
     def _divided(self, name: str, shape: tuple[int, ...]) -> int | None:
         """The dimension of a weight that lies along "tensor"."""
         n = self.shape.get("tensor", 1)
-        named = [dim for pattern, dim in self.plan.items() if fnmatch.fnmatch(name, pattern)]
+        named = [dim for pattern, dim in self.plan.items() if _named(pattern, name)]
         if named:
             if not -len(shape) <= named[0] < len(shape) or shape[named[0]] % n:
                 raise ConfigError(
@@ -92,3 +100,8 @@ class Mesh:
         rest = f",{others}" if others > 1 else ""
         tail = " last_tile_dim_replicate" if others > 1 else ""
         return f"{{devices=[{','.join(map(str, tiles))}{rest}]{devices}{tail}}}"
+
+
+def _named(pattern: str, name: str) -> bool:
+    """Whether a pattern names a weight, as Dynamo calls it (``self.layers.0.weight``) or its module does."""
+    return any(fnmatch.fnmatchcase(each, pattern) for each in (name, name.partition(".")[2]))

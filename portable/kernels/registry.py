@@ -30,7 +30,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils import _pytree as pytree
 
 from portable import config
-from portable.errors import RegistrationError
+from portable.errors import KernelError, RegistrationError
 
 ABI = Literal["torch", "jax"]
 
@@ -139,7 +139,7 @@ def register_kernel(
         _check_backward(op, abi, gradients)
         kernel = Kernel(
             op, provider, tuple(backends), tuple(dtypes) if dtypes is not None else None, accepts, abi, gradients,
-            function, _digest(function, sources),
+            function, _digest(function, sources, backward, differentiable),
         )  # fmt: skip
         with _lock:
             if (op, provider) in KERNELS:
@@ -290,7 +290,14 @@ def _through_autograd(function: Callable[..., Any]) -> Callable[..., tuple[torch
             inputs = [a.detach().requires_grad_() if need else a for a, need in zip(args, needs, strict=True)]
             outputs = pytree.tree_leaves(function(*inputs))
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+        if not pairs and any(g is not None for g in grads):
+            raise KernelError(
+                f"what {function.__name__} gives does not depend on its arguments by torch ops: it has no gradient",
+                remedy="register it with backward=, or without differentiable=",
+            )
         wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
+        if not pairs:
+            return tuple(None for _ in needs)
         found = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
         return tuple(next(found) if need else None for need in needs)
 
@@ -334,12 +341,18 @@ def parameters_of(op: str) -> list[str]:
     return list(inspect.signature(getattr(ops, op).reference).parameters)
 
 
-def _digest(function: Callable[..., Any], sources: Sequence[Path]) -> str:
+def _source(function: Callable[..., Any]) -> str:
     try:
-        source = inspect.getsource(function)
+        return inspect.getsource(function)
     except (OSError, TypeError):
         code = getattr(function, "__code__", None)
-        source = repr((code.co_code, code.co_consts, code.co_names) if code else function)
+        return repr((code.co_code, code.co_consts, code.co_names) if code else function)
+
+
+def _digest(
+    function: Callable[..., Any], sources: Sequence[Path], backward: Callable[..., Any] | None, differentiable: bool
+) -> str:
+    source = _source(function) + (_source(backward) if backward else "differentiable" if differentiable else "")
     with contextlib.suppress(OSError, TypeError):  # what the function calls of its own module belongs to it
         module = Path(inspect.getfile(function))
         sources = (*sources, module) if module.is_file() else sources

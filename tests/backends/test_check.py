@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -141,6 +143,95 @@ def test_a_sharded_program_says_what_it_communicates():
 def test_a_mesh_has_to_be_the_whole_slice():
     with pytest.raises(ConfigError, match="is 4 devices, the mesh is 8"):
         pt.check(network(), (torch.randn(8, 256),), target="tpu:v5e", mesh={"batch": 8})
+
+
+def test_one_chip_is_a_slice_and_one_that_does_not_exist_is_refused():
+    assert pt.check(torch.tanh, (torch.ones(4),), target="tpu:v5e:1x1").ok
+    with pytest.raises(ConfigError, match="tpu:v5e:3x3 is no slice that its compiler knows"):
+        pt.check(torch.tanh, (torch.ones(4),), target="tpu:v5e:3x3")
+
+
+class PartlyInEager(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(1 << 17, 1 << 17, device="meta")
+        self.last = nn.Linear(8, 8, device="meta")
+
+    @torch.compiler.disable
+    def eager(self, x):
+        return self.hidden(x)
+
+    def forward(self, x):
+        return self.last(self.eager(x)[:, :8])
+
+
+def test_weights_that_no_program_takes_count_all_the_same():
+    found = pt.check(PartlyInEager(), (torch.empty(2, 1 << 17, device="meta"),), target="tpu:v5e")
+    (verdict,) = found.verdicts.values()
+    assert verdict.needed_bytes > (1 << 34) * 4
+    assert not found.ok
+    assert "graph break" in str(found)
+
+
+def test_a_model_of_which_nothing_is_compiled_is_not_ok():
+    found = pt.check(torch.compiler.disable(nn.Linear(4, 4)), (torch.ones(2, 4),), target="tpu:v5e")
+    assert not found.ok
+    assert "no part of the model was compiled" in str(found)
+    assert not pt.check(lambda x: x, (torch.ones(2),), target="tpu:v5e").ok
+
+
+def test_training_counts_the_weights_once():
+    with torch.device("meta"):
+        model, x = network(16384, 4), torch.randn(8, 16384)
+    (verdict,) = pt.check(model, (x,), target="tpu:v5e", backward=True).verdicts.values()
+    weights = 4 * (16384 * 16384 + 16384) * 4
+    assert 2 * weights < verdict.needed_bytes < 2.2 * weights  # and their gradients
+    assert verdict.batch > 100  # activations are small beside them
+
+
+def test_a_backward_pass_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match="has no backward pass"):
+        pt.check(network().requires_grad_(False), (torch.randn(4, 256),), target="tpu:v5e", backward=True)
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls, self.seen = nn.Linear(4, 4), 0, None
+
+    def forward(self, x):
+        self.calls, self.seen = self.calls + 1, x
+        return self.linear(x)
+
+
+def test_what_a_model_remembers_of_the_check_stays_in_the_check():
+    model = Remembers()
+    pt.check(model, (torch.ones(2, 4),), target="tpu:v5e")
+    assert (model.calls, model.seen) == (0, None)
+
+
+def test_threads_may_check_one_model_at_once():
+    model = nn.Linear(16, 16)
+    threads = [
+        threading.Thread(target=pt.check, args=(model, (torch.ones(n, 16),), None, "tpu:v5e")) for n in (1, 2, 3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert type(model.weight) is nn.Parameter
+    assert type(model.weight.data) is torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "broken", ["{", "[]", '{"collectives": {}}', '{"a": ' * 5000, "argument_bytes -5", "flops []", 'seconds "fast"']
+)
+def test_a_kept_result_that_is_none_is_refused(broken):
+    name, _, value = broken.partition(" ")
+    whole = asdict(deviceless.Compiled())
+    text = json.dumps({**whole, name: json.loads(value)}) if name in whole else broken
+    with pytest.raises((ValueError, RecursionError)):
+        deviceless._from_json(text)
 
 
 def depends_on_values(x):

@@ -21,6 +21,12 @@ def test_what_is_no_target_is_refused_with_the_list_of_those_that_are(name):
         targets.find(name)
 
 
+@pytest.mark.parametrize("name", ["tpu:v5e:0x0", "tpu:v5e:1000x1000"])
+def test_a_slice_has_a_size_that_exists(name):
+    with pytest.raises(ConfigError, match="a slice has 1 to"):
+        targets.find(name)
+
+
 @pytest.mark.parametrize("name", targets.names())
 def test_every_device_has_memory_bandwidth_and_the_rate_of_its_matrix_products(name):
     target = targets.find(name)

@@ -30,6 +30,8 @@ _GPU_LIMITS = {
     "registers_per_block_limit": 65536,
 }
 
+LARGEST = 16384  # chips of a slice; the largest pods have fewer
+
 
 @dataclass(frozen=True)
 class Target:
@@ -40,6 +42,8 @@ class Target:
         backend, device, topology: its parts; a GPU has no topology.
         platform: XLA's name of the platform.
         package, remedy: what has to be installed to compile for it, and how.
+        host: the topology of one host; '' for a GPU.
+        note: what to know of every verdict about it.
         size: how many devices a slice has; 0 for a GPU, of which any number may stand in a host.
         memory_bytes: what one device has for a program.
         bandwidth: of its memory, in bytes per second.
@@ -53,6 +57,8 @@ class Target:
     backend: str
     device: str
     topology: str
+    host: str
+    note: str
     platform: str
     package: str
     remedy: str
@@ -101,7 +107,11 @@ def find(name: str) -> Target:
             remedy=f"one of {', '.join(names())}; the size of a TPU slice may follow, as in tpu:v5e:2x2. rocm, xpu and "
             "trainium have no compiler that works without their devices",
         )
-    topology = topology or about.get("topology", "")
+    host = about.get("topology", "")
+    topology = topology or host
+    chips = math.prod(map(int, topology.split("x"))) if topology else 0
+    if topology and not 1 <= chips <= LARGEST:
+        raise ConfigError(f"{name!r} has {chips} chips", remedy=f"a slice has 1 to {LARGEST}, as tpu:v5e:2x2")
     return Target(
         name=":".join(filter(None, (backend, device, topology))),
         backend=backend,
@@ -110,7 +120,9 @@ def find(name: str) -> Target:
         platform=table["platform"],
         package=table["package"],
         remedy=table["remedy"],
-        size=math.prod(map(int, topology.split("x"))) * about.get("devices_per_chip", 1) if topology else 0,
+        host=host,
+        note=table.get("note", ""),
+        size=chips * about.get("devices_per_chip", 1),
         memory_bytes=about["memory_bytes"],
         bandwidth=about["bandwidth"],
         flops=about["flops"],

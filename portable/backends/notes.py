@@ -14,14 +14,10 @@ from portable.backends.targets import Target
 from portable.lowering.source import location
 
 _WASTE = 0.2  # from which part of a lane that stays empty on there is a note
-_READS_ROWS = ("embedding", "gather", "index", "index_select", "embedding_bag", "_embedding_bag", "slice", "select")
-_READS_ROWS += (
-    "index_copy",
-    "index_put",
-    "slice_scatter",
-    "select_scatter",
-    "scatter",
-)  # written in place, but for rows
+_READS_ROWS = frozenset(
+    "embedding gather index index_select embedding_bag _embedding_bag slice select "
+    "index_copy index_put slice_scatter select_scatter scatter".split()  # of these rows are written
+)
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,20 @@ def test_the_digest_is_of_the_source_and_of_what_it_calls_in_its_module(kernel, 
     assert digest_of(tmp_path, kernel, source.replace("return x", "return -x"), "part_changed") != first
 
 
+def test_the_digest_covers_the_gradients(kernel):
+    def norm(x, weight, eps):
+        return x
+
+    def made(n):
+        namespace = {}
+        exec(f"def backward(grads, needs, *args): return {n}, None, None", namespace)
+        return namespace["backward"]
+
+    ways = [{}, {"differentiable": True}, {"backward": made(1)}, {"backward": made(2)}]
+    kinds = [registered(kernel, norm, "rms_norm", f"p{i}", ("cpu",), **way).digest for i, way in enumerate(ways)]
+    assert len(set(kinds)) == len(ways)
+
+
 def test_the_digest_of_a_function_without_source_covers_its_constants(kernel):
     def made(number):
         scope: dict = {}

@@ -350,7 +350,10 @@ def _source(function: Callable[..., Any]) -> str:
 
 
 def _digest(
-    function: Callable[..., Any], sources: Sequence[Path], backward: Callable[..., Any] | None, differentiable: bool
+    function: Callable[..., Any],
+    sources: Sequence[Path],
+    backward: Callable[..., Any] | None = None,
+    differentiable: bool = False,
 ) -> str:
     source = _source(function) + (_source(backward) if backward else "differentiable" if differentiable else "")
     with contextlib.suppress(OSError, TypeError):  # what the function calls of its own module belongs to it

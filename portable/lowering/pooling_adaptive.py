@@ -130,13 +130,15 @@ def fractional_max_pool(
 ) -> tuple[jax.Array, ...]:
     """Window ``i`` starts at ``int((i + u) * a) - int(u * a)``, ``a = (n - k) / (out - 1)``; the last at ``n - k``.
 
-    ``u`` is the sample of plane and dimension; in 2d ordered (width, height), in 3d (time, height, width).
+    ``u`` is the sample of plane and dimension; in 2d ordered (width, height), in 3d (time, height, width). There may be
+    samples for more batches than the input has; torch reads the first.
     """
     rank = len(kernel_size)
     if 0 in ctx.result[0].shape:
         return tuple(jnp.zeros(r.shape, r.jax_dtype) for r in ctx.result)
     planes = int(np.prod(x.shape[:-rank]))
-    samples = lax.reshape(random_samples, (planes, rank))
+    batch = x.shape[0] if x.ndim == rank + 2 else 1
+    samples = lax.reshape(random_samples[:batch], (planes, rank))
     taps, inside = [], []
     for d, (n, k, out) in enumerate(zip(x.shape[-rank:], kernel_size, output_size, strict=True)):
         u = samples[:, (1 - d) if rank == 2 else d, None]

@@ -63,9 +63,10 @@ def test_one_and_three_dimensions():
     assert_agree(pooled, x)
 
 
-def test_fractional_with_given_samples():
-    x = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(2))
-    u = torch.rand(2, 3, 2, generator=torch.Generator().manual_seed(3))
+@pytest.mark.parametrize(("shape", "samples"), [((2, 3, 9, 8), 2), ((2, 3, 9, 8), 4), ((3, 9, 8), 1), ((3, 9, 8), 2)])
+def test_fractional_with_given_samples(shape, samples):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    u = torch.rand(samples, 3, 2, generator=torch.Generator().manual_seed(3))
 
     def pooled(x, u):
         return list(F.fractional_max_pool2d(x, 3, (4, 3), _random_samples=u, return_indices=True))

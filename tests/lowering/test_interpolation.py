@@ -65,7 +65,6 @@ def test_nan_reaches_only_what_reads_it():
 PADDINGS = ("zeros", "border", "reflection")
 
 
-# JAX derives the gradients from the forward formula: half of the combinations show that it can
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("align_corners", [False, True])
 def test_grid_sample(padding, align_corners):
@@ -79,8 +78,7 @@ def test_grid_sample(padding, align_corners):
             F.grid_sample(x3, grid3, mode, padding, align_corners) for mode in modes[:2]
         ]
 
-    gradients = align_corners == (padding == "border")
-    assert_agree(sampled, x, grid, x3, grid3, tolerance=1e-4, gradients=gradients)
+    assert_agree(sampled, x, grid, x3, grid3, tolerance=1e-4)
 
 
 def test_grid_points_at_edges_beyond_and_nan():
@@ -88,6 +86,57 @@ def test_grid_points_at_edges_beyond_and_nan():
     points = [[1.0, -1.0], [0.0, 0.0], [math.inf, 0.0], [math.nan, 0.0], [1.0, 1.0], [-3.0, 0.2]]
     grid = torch.tensor(points).reshape(1, 2, 3, 2).expand(2, -1, -1, -1)
     assert_agree(lambda x, g: [F.grid_sample(x, g, "bilinear", p, False) for p in PADDINGS], x, grid, gradients=False)
+
+
+def grid_gradients(*cases):
+    """What grid_sample gives in each case (mode, padding, align_corners), and both gradients."""
+
+    def run(x, grid):
+        x, grid = x.detach().requires_grad_(), grid.detach().requires_grad_()
+        results = []
+        for case in cases:
+            out = F.grid_sample(x, grid, *case)
+            tangent = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).reshape(out.shape)
+            results += [out.detach(), *torch.autograd.grad(out, (x, grid), tangent)]
+        return results
+
+    return run
+
+
+def assert_equal(run, *args):
+    for want, got in zip(run(*args), lowered(run, *args), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def scattered_grid(dtype, *shape):
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 1.3).to(dtype)
+
+
+ROUNDED = [("bilinear", "zeros", True), ("bilinear", "border", False), ("bilinear", "reflection", True)]
+ROUNDED += [("nearest", "reflection", False)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_grid_sample_of_half_precision_rounds_each_step_as_eager(dtype):
+    assert_equal(grid_gradients(*ROUNDED), volume(2).to(dtype), scattered_grid(dtype, 2, 6, 7, 2))
+    assert_equal(grid_gradients(("bicubic", "border", False)), volume(2).to(dtype), scattered_grid(dtype, 2, 6, 7, 2))
+    assert_equal(grid_gradients(*ROUNDED), volume(3).to(dtype), scattered_grid(dtype, 2, 4, 5, 3, 3))
+
+
+@pytest.mark.parametrize("layout", [(0, 2, 1, 3), (0, 3, 1, 2), (0, 3, 2, 1)], ids=str)
+def test_grid_sample_of_half_precision_sums_in_the_order_of_the_grids_memory(layout):
+    grid = scattered_grid(torch.bfloat16, 2, 6, 23, 2)
+    grid = grid.permute(layout).contiguous().permute([layout.index(d) for d in range(4)])
+    assert_equal(grid_gradients(("bilinear", "border", False)), volume(2).to(torch.bfloat16), grid)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_grid_points_at_the_border_have_no_slope(rank):
+    values = torch.tensor([-1.0, 1.0, 0.0, 0.5, -3.0, 3.0, -1.0, 0.25, 1.0, -0.75, 2.0, -2.0])
+    grid = torch.stack([values.roll(7 * d) for d in range(rank)], -1).reshape(1, *((3, 4), (3, 2, 2))[rank - 2], rank)
+    x = torch.randn(1, 2, *(5, 4, 1)[:rank], generator=torch.Generator().manual_seed(0))
+    cases = [("bilinear", padding, align) for padding in ("border", "reflection") for align in (False, True)]
+    assert_agree(grid_gradients(*cases), x, grid, gradients=False)
 
 
 def test_affine_grid_fold_and_unfold():

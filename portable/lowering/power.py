@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
 from torch._prims_common import get_computation_dtype
 
 from portable.lowering.context import Context
 from portable.lowering.elementwise import is_complex, is_signed, num, reciprocal
-from portable.lowering.registry import DEFAULT, apply_elementwise, cast, elementwise, lower
+from portable.lowering.registry import DEFAULT, apply_elementwise, cast, elementwise, lower, narrowed
 
 aten = torch.ops.aten
 
@@ -64,6 +65,25 @@ _SPECIAL_POWERS: dict[complex, Callable[[jax.Array], jax.Array]] = {
     -1: reciprocal,
     -2: lambda x: reciprocal(lax.square(x)),
 }
+# elements that torch's loop over bfloat16 takes at a time
+_AT_A_TIME = {"AVX512": 64, "AVX2": 32}
+
+
+def _rounded_rsqrt(x: jax.Array) -> jax.Array:
+    """x ** -0.5 as torch computes it in bfloat16: in elements that do not fill vectors, the root is rounded too."""
+    in_steps = reciprocal(narrowed(lax.sqrt(x), torch.bfloat16))
+    at_a_time = _AT_A_TIME.get(torch.backends.cpu.get_cpu_capability())
+    in_vectors = x.size - x.size % at_a_time if at_a_time else 0
+    place = lax.reshape(lax.iota(np.int64, x.size), x.shape)
+    return lax.select(lax.lt(place, num(in_vectors, place)), lax.rsqrt(x), in_steps)
+
+
+# torch's formulas in bfloat16, where they round more than once
+_POWERS_IN_BFLOAT16: dict[complex, Callable[[jax.Array], jax.Array]] = {
+    -0.5: _rounded_rsqrt,
+    3: lambda x: lax.mul(narrowed(lax.square(x), torch.bfloat16), x),
+    -2: lambda x: reciprocal(narrowed(lax.square(x), torch.bfloat16)),
+}
 
 
 @lower(aten.pow.Tensor_Scalar)
@@ -81,6 +101,8 @@ def pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
         special = _SPECIAL_POWERS.get(exponent)
         if ctx.result.dtype is torch.float16 and exponent in (0.5, -0.5):
             special = None  # torch takes pow there
+        if ctx.result.dtype is torch.bfloat16:
+            special = _POWERS_IN_BFLOAT16.get(exponent, special)
         return special(x) if special else power(x, lax.full_like(x, num(exponent, ctx.result.jax_dtype)))
 
     return cast(formula(cast(x, get_computation_dtype(ctx.result.dtype))), ctx.result.dtype)

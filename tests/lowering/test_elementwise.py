@@ -251,3 +251,16 @@ def test_a_mask_times_nan_or_infinity_is_nan(agrees, dtype):
         x,
         mask,
     )
+
+
+@pytest.mark.parametrize("count", [7, 40, 64, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_powers_of_half_precision_round_as_eager(dtype, count):
+    x = torch.linspace(0.01, 9, count).to(dtype)  # torch's vectors and its remainder round differently
+    powers = [-3, -2, -1, -0.5, 0.5, 2, 3]
+
+    def raised(x):
+        return [x**p for p in powers]
+
+    for want, got in zip(raised(x), lowered(raised, x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)

@@ -8,7 +8,7 @@ import inspect
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -358,7 +358,7 @@ class _Run:
         key = (torch.is_grad_enabled(), *[_shape(a) for a in (*args, *kwargs.values())])
         if key in self._warm:
             return self._call(args, kwargs)
-        with _COLD:
+        with _COLD, self._with_recurrent_layers():
             self._whole = self._kept_whole()
             result = self._call(args, kwargs)
             if len(self._warm) >= _WARM_KEYS:
@@ -393,6 +393,17 @@ class _Run:
         from portable.ops._op import choosing
 
         return choosing(self._whole)
+
+    @contextlib.contextmanager
+    def _with_recurrent_layers(self) -> Iterator[None]:
+        """Have Dynamo capture LSTM, GRU and RNN, which our lowering does not unroll; other compilers do."""
+        if self._backend.path != "stablehlo":
+            yield
+            return
+        from portable.lowering.kept_whole import kept_whole
+
+        with torch._dynamo.config.patch(allow_rnn=True), kept_whole():
+            yield
 
     def _ran_outside(self, args: Any, kwargs: Any) -> None:
         """No compiled graph ran in a call: refuse inputs that none could take, else count it and warn once."""

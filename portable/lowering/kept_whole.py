@@ -3,7 +3,7 @@
 While it traces, torch replaces some ops by Python code before anyone sees them (``OpOverload.py_impl``). For these that
 code differs from the CPU kernels: it gives other values, or loses dropout. Within ``kept_whole()`` the kernels' own
 autograd formulas are traced instead, and the ops have rules of their own. Kernels that branch on data are replaced
-meanwhile (`branchless`).
+meanwhile (`branchless`), and so are recurrent layers, which torch unrolls without dropout between them (`recurrent`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 
-from portable.lowering.branchless import REPLACED
+from portable.lowering import branchless, recurrent
 
 aten = torch.ops.aten
 
@@ -34,8 +34,8 @@ REASONS = {
     ),
     "multilabel_margin_loss_forward": "entries after the first -1 are counted as labels",
     "multi_margin_loss": "the loss of a single sample has the shape [1], not []",
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "dropout between layers is left out"),
 }
+REPLACED = branchless.REPLACED | recurrent.REPLACED
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 _lock = threading.Lock()
 _inside = 0
@@ -59,7 +59,8 @@ def kept_whole() -> Iterator[None]:
                 _removed[op] = {key: op.py_kernels.pop(key) for key in _KEYS if key in op.py_kernels}
                 op._dispatch_cache.clear()
             for (op, key), function in REPLACED.items():
-                _removed[op] = {key: op.py_kernels[key]} if key in op.py_kernels else {}
+                if key in op.py_kernels:
+                    _removed.setdefault(op, {})[key] = op.py_kernels[key]
                 op.py_kernels[key] = function
                 op._dispatch_cache.clear()
     try:

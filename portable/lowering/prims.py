@@ -21,7 +21,17 @@ from portable.lowering import (  # noqa: F401 - they fill RULES
     special,
 )
 from portable.lowering.context import Context
-from portable.lowering.registry import ALWAYS_BOOL, RULES, cast, elementwise_table, lower, register
+from portable.lowering.registry import (
+    ALWAYS_BOOL,
+    DEFAULT,
+    RULES,
+    apply_elementwise,
+    cast,
+    elementwise_table,
+    lower,
+    lower_library,
+    register,
+)
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -71,6 +81,16 @@ elementwise_table(
         prims.div.default: division.true_div,
     }
 )
+
+
+@lower_library("prims::fma")  # torch registers it when Inductor is first imported
+def fma(ctx: Context, a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    """``a * b + c``, rounded as in eager: Dynamo's form of ``addcmul_``, ``addcdiv_`` and ``add_`` with a factor."""
+    return apply_elementwise(_multiply_add, DEFAULT, None, ctx, a, b, c)
+
+
+def _multiply_add(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    return a * b + c
 
 
 @lower(prims.convert_element_type.default)

@@ -315,11 +315,13 @@ def load() -> dict[OpOverload, Rule]:
 
 @functools.cache
 def decomposition(op: OpOverload) -> Callable[..., Any] | None:
-    """torch's own decomposition of ``op`` into other ATen ops, or None."""
+    """A decomposition of ``op`` into other ATen ops, torch's own where there is one, or None."""
     from torch._decomp import decomposition_table
+
+    from portable.lowering import foreach
 
     if op in decomposition_table:
         return decomposition_table[op]
     if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
         return op.decompose
-    return None
+    return foreach.decomposition(op)

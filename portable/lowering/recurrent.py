@@ -161,6 +161,8 @@ def _layers(
     if len(weights) != each * directions * num_layers:
         raise RuntimeError(f"got an incorrect number of RNN parameters: {len(weights)}")
     x = x.transpose(0, 1) if batch_first else x
+    if x.shape[0] == 0:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
     finals: list[tuple[Tensor, Tensor]] = []
     for i in range(num_layers):
         outs = []

@@ -154,6 +154,13 @@ def test_wrong_sizes_raise_what_eager_raises():
                 run(torch.ones(3, 2, 4), *parameters)
 
 
+def test_no_steps_raise_what_eager_raises():
+    call, parameters = functional(nn.GRU(4, 3))
+    for run in (call, lambda *a: lowered(call, *a)):
+        with pytest.raises(RuntimeError, match="sequence length to be larger than 0"):
+            run(torch.ones(0, 2, 4), *parameters)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_compiled_layer_is_one_graph_that_does_not_grow(kind):
     torch.manual_seed(0)

@@ -355,7 +355,8 @@ class _Run:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return self.target(*args, **kwargs)  # inside another compiled model: part of its graph
-        key = (torch.is_grad_enabled(), *[_shape(a) for a in (*args, *kwargs.values())])
+        training = getattr(self.target, "training", None)
+        key = (torch.is_grad_enabled(), training, *[_shape(a) for a in (*args, *kwargs.values())])
         if key in self._warm:
             return self._call(args, kwargs)
         with _COLD, self._with_recurrent_layers():

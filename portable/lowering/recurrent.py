@@ -7,7 +7,6 @@ sequences keep their lengths as data: one program for all lengths of the same to
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,38 +27,8 @@ _SCHEMA = (
 _TENSORS, _BATCH_SIZES = 9, 1  # the first arguments are tensors; this one has no gradient
 
 
-@functools.cache
-def layer() -> OpOverload:
-    """``portable::recurrent_layer``, registered when first asked for: (output, final hidden, final cell) of a layer in
-    one direction.
-
-    ``x`` is (T, N, I), or (sum of batch_sizes, I) if packed; ``h`` (N, H) and for an LSTM ``c`` (N, C). ``kind`` is
-    lstm, gru, rnn_tanh or rnn_relu; all but an LSTM give an empty final cell.
-    """
-    custom = torch.library.custom_op(
-        "portable::recurrent_layer", _layer, mutates_args=(), schema=f"({_SCHEMA}) -> (Tensor, Tensor, Tensor)"
-    )
-    custom.register_fake(_shapes)
-    custom.register_autograd(_gradients, setup_context=keep_arguments)
-    return torch.ops.portable.recurrent_layer.default
-
-
-@functools.cache
-def layer_backward() -> OpOverload:
-    """``portable::recurrent_layer_backward``: the gradients of the tensors among the arguments of `layer`, without
-    batch_sizes and without those that are None."""
-    custom = torch.library.custom_op(
-        "portable::recurrent_layer_backward",
-        _layer_backward,
-        mutates_args=(),
-        schema=f"(Tensor? g_out, Tensor? g_h, Tensor? g_c, {_SCHEMA}) -> Tensor[]",
-    )
-    custom.register_fake(lambda *args: [args[3 + i].new_empty(args[3 + i].shape) for i in differentiable(args[3:])])
-    return torch.ops.portable.recurrent_layer_backward.default
-
-
 def differentiable(args: Sequence[Any]) -> list[int]:
-    """Positions of the arguments of `layer` that have gradients."""
+    """Positions of the arguments of a layer that have gradients."""
     return [i for i, x in enumerate(args[:_TENSORS]) if x is not None and i != _BATCH_SIZES]
 
 
@@ -96,37 +65,51 @@ def _layer(
 
 
 def _shapes(
-    x: Tensor,
-    batch_sizes: Tensor | None,
-    h: Tensor,
-    c: Tensor | None,
-    w_input: Tensor,
-    w_hidden: Tensor,
-    b_input: Tensor | None,
-    b_hidden: Tensor | None,
-    w_projection: Tensor | None,
-    reverse: bool,
-    kind: str,
+    x: Tensor, _: Any, h: Tensor, c: Tensor | None, w_input: Tensor, w_hidden: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    b_input, b_hidden, *_ = rest
     gates = F.linear(x, w_input, b_input)  # they raise what eager raises for shapes and dtypes that do not fit
     F.linear(h, w_hidden, b_hidden)
     out = gates.new_empty((*x.shape[:-1], h.shape[-1]))
     return out, h.new_empty(h.shape), x.new_empty(0) if c is None else c.new_empty(c.shape)
 
 
-def _layer_backward(g_out: Tensor | None, g_h: Tensor | None, g_c: Tensor | None, *args: Any) -> list[Tensor]:
-    wanted = differentiable(args)
-    found = recomputed(_layer, args, (g_out, g_h, g_c), [i in wanted for i in range(len(args))])
-    given = [(args[i], found[i]) for i in wanted]
-    return [torch.zeros_like(x) if g is None else g for x, g in given]
+def _layer_backward(*args: Any) -> list[Tensor]:
+    raise NotImplementedError("portable::recurrent_layer_backward is lowered to StableHLO; there is no kernel of it")
 
 
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     args, needs = kept_arguments(ctx)
     if torch.is_grad_enabled():  # differentiated again: as torch unrolls it
         return recomputed(_layer, args, grads, needs)
-    given = dict(zip(differentiable(args), layer_backward()(*grads, *args), strict=True))
+    given = dict(zip(differentiable(args), LAYER_BACKWARD(*grads, *args), strict=True))
     return tuple(given[i] if need else None for i, need in enumerate(needs))
+
+
+def _register() -> tuple[OpOverload, OpOverload]:
+    """``portable::recurrent_layer`` gives (output, final hidden, final cell) of a layer in one direction; its
+    ``_backward`` the gradients of the tensors among its arguments, without batch_sizes and without those that are None.
+
+    ``x`` is (T, N, I), or (sum of batch_sizes, I) if packed; ``h`` (N, H) and for an LSTM ``c`` (N, C). ``kind`` is
+    lstm, gru, rnn_tanh or rnn_relu; all but an LSTM give an empty final cell.
+    """
+    forward = torch.library.custom_op(
+        "portable::recurrent_layer", _layer, mutates_args=(), schema=f"({_SCHEMA}) -> (Tensor, Tensor, Tensor)"
+    )
+    forward.register_fake(_shapes)
+    forward.register_autograd(_gradients, setup_context=keep_arguments)
+    backward = torch.library.custom_op(
+        "portable::recurrent_layer_backward",
+        _layer_backward,
+        mutates_args=(),
+        schema=f"(Tensor? g_out, Tensor? g_h, Tensor? g_c, {_SCHEMA}) -> Tensor[]",
+    )
+    backward.register_fake(lambda *args: [args[3 + i].new_empty(args[3 + i].shape) for i in differentiable(args[3:])])
+    ops = torch.ops.portable
+    return ops.recurrent_layer.default, ops.recurrent_layer_backward.default
+
+
+LAYER, LAYER_BACKWARD = _register()  # with the first capture: nothing imports this before
 
 
 def _of(kind: str, overload: str) -> Callable[..., Any]:
@@ -172,7 +155,7 @@ def _layers(
             biases = own[2:4] if has_biases else [None, None]
             state = (h[k], None if c is None else c[k])
             projection = own[-1] if projected else None
-            out, *final = layer()(x, batch_sizes, *state, *own[:2], *biases, projection, bool(direction), kind)
+            out, *final = LAYER(x, batch_sizes, *state, *own[:2], *biases, projection, bool(direction), kind)
             outs.append(out)
             finals.append((final[0], final[1]))
         x = torch.cat(outs, -1) if bidirectional else outs[0]

@@ -192,3 +192,23 @@ def test_a_compiled_lstm_takes_packed_sequences():
     torch.testing.assert_close(compiled(sequence, states)[0].data, layers(sequence, states)[0].data)
     assert not pt.explain(compiled).graph_breaks
     assert torch._dynamo.config.allow_rnn is False
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn_relu"])
+def test_the_op_of_a_layer_runs_in_eager_but_not_backward(kind, reverse):
+    from portable.lowering.recurrent import LAYER
+
+    torch.manual_seed(0)
+    gates = {"lstm": 12, "gru": 9}.get(kind, 3)
+    states = [torch.randn(2, 3)] * (2 if kind == "lstm" else 1)
+    weights = [torch.randn(gates, n) for n in (4, 3)]
+
+    def call(x, w_input, w_hidden, *states):
+        h, c = states if kind == "lstm" else (*states, None)
+        return LAYER(x, None, h, c, w_input, w_hidden, None, None, None, reverse, kind)[: 1 + len(states)]
+
+    args = torch.randn(5, 2, 4), *weights, *states
+    assert_agree(call, *args, gradients=False)
+    with pytest.raises(NotImplementedError, match="lowered to StableHLO"):
+        call(args[0].requires_grad_(), *args[1:])[0].sum().backward()

@@ -209,7 +209,15 @@ def _run(command: Sequence[str], limit_s: float, environment: Mapping[str, str])
     """Run a process; one that is too slow is interrupted, so that it can write what it has, and then killed."""
     began = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, cwd=ROOT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+            preexec_fn=_interruptible,
+        )
         try:
             code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -225,6 +233,11 @@ def _run(command: Sequence[str], limit_s: float, environment: Mapping[str, str])
         last = (errors.strip() or output.strip() or "no output").splitlines()[-1]
         return Done("failed", f"exit status {code}: {last[:300]}", code, seconds, output, errors)
     return Done("passed", "", 0, seconds, output, errors)
+
+
+def _interruptible() -> None:
+    """In the new process: what a shell runs in the background ignores SIGINT, and so would this."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(process: subprocess.Popen[Any]) -> None:

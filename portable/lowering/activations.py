@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from portable.lowering.context import Context
-from portable.lowering.elementwise import is_complex, maximum, minimum, num, where
+from portable.lowering.elementwise import at_least, at_most, is_complex, num, where
 from portable.lowering.registry import (
     DEFAULT,
     NO_OPMATH,
@@ -34,14 +34,14 @@ def within(x: jax.Array, low: float, high: float) -> jax.Array:
 
 
 def bounded(x: jax.Array, low: float, high: float) -> jax.Array:
-    return minimum(maximum(x, lax.full_like(x, low)), lax.full_like(x, high))
+    return at_most(at_least(x, lax.full_like(x, low)), lax.full_like(x, high))
 
 
 # Piecewise linear
 
 
 def relu(x: jax.Array) -> jax.Array:
-    return lax.max(x, num(0, x))
+    return at_least(x, lax.full_like(x, 0))
 
 
 @elementwise(aten.hardtanh.default, operands=(0,), promote=NO_OPMATH)

@@ -285,6 +285,20 @@ def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.bitwise_and(x, y) if x.dtype == jnp.bool_ else lax.min(x, y)
 
 
+def at_least(x: jax.Array, low: jax.Array) -> jax.Array:
+    """``x`` bounded by a number; NaN if either is. Unlike `maximum`, of two zeros it gives ``x``, as torch does."""
+    if not is_float(x):
+        return maximum(x, low)
+    return lax.select(lax.bitwise_or(lax.lt(x, low), is_nan(low)), low, x)
+
+
+def at_most(x: jax.Array, high: jax.Array) -> jax.Array:
+    """As `at_least`, from above."""
+    if not is_float(x):
+        return minimum(x, high)
+    return lax.select(lax.bitwise_or(lax.gt(x, high), is_nan(high)), high, x)
+
+
 def fmax(x: jax.Array, y: jax.Array) -> jax.Array:
     larger = maximum(x, y)
     return lax.select(is_nan(x), y, lax.select(is_nan(y), x, larger)) if is_float(x) else larger
@@ -301,9 +315,9 @@ elementwise_table(
         aten.minimum.default: minimum,
         aten.fmax.default: fmax,
         aten.fmin.default: fmin,
-        aten.clamp_min.default: maximum,
+        aten.clamp_min.default: at_least,
         aten.clamp_min.Tensor: maximum,
-        aten.clamp_max.default: minimum,
+        aten.clamp_max.default: at_most,
         aten.clamp_max.Tensor: minimum,
     },
     promote=NO_OPMATH,
@@ -314,8 +328,8 @@ elementwise_table(
 def clamp(ctx: Context, x: jax.Array, min: Any = None, max: Any = None) -> jax.Array:
     def formula(x: jax.Array, *bounds: jax.Array) -> jax.Array:
         remaining = iter(bounds)
-        x = maximum(x, next(remaining)) if min is not None else x
-        return minimum(x, next(remaining)) if max is not None else x
+        x = at_least(x, next(remaining)) if min is not None else x
+        return at_most(x, next(remaining)) if max is not None else x
 
     return apply_elementwise(formula, NO_OPMATH, None, ctx, x, *(b for b in (min, max) if b is not None))
 

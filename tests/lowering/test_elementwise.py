@@ -264,3 +264,18 @@ def test_powers_of_half_precision_round_as_eager(dtype, count):
 
     for want, got in zip(raised(x), lowered(raised, x), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_bound_keeps_the_sign_of_zero(dtype):
+    x = torch.tensor([-0.0, 0.0, torch.nan, -1.0, 2.0] * 20, dtype=dtype)
+
+    def bounded(x):
+        functional = torch.nn.functional
+        values = [torch.relu(x), functional.relu6(x), functional.hardtanh(x, 0, 1), functional.hardtanh(x, -1, 0)]
+        for bound in (0.0, -0.0):
+            values += [torch.clamp_min(x, bound), torch.clamp_max(x, bound), torch.clamp(x, bound, 1.0)]
+        return [1 / v for v in values]
+
+    for want, got in zip(bounded(x), lowered(bounded, x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from portable.backends.check import Check
     from portable.lowering.coverage import Coverage
 
-_NOT_YET = {"dims": "bounded dynamic dimensions"}
-
-
 def compile(
     model: Any = None,
     *,
@@ -46,14 +43,12 @@ def compile(
 
     Args:
         model: an ``nn.Module`` (the result is an ``nn.Module`` that shares its parameters, buffers, hooks and mode) or
-            a
-            function of tensors. Left out, a decorator is returned.
+            a function of tensors. Left out, a decorator is returned.
         backend: a backend's name, e.g. "xla", "cpu", "cpu:eager"; default: `use_backend`, PORTABLE_BACKEND, then the
             first that can run here. Resolved now, not at the first call.
         fullgraph: a graph break is an error.
         dynamic: as in ``torch.compile``. The default lets sizes become symbolic when they change: one capture, and on
-            the
-            stablehlo path one executable for each distinct set of sizes.
+            the stablehlo path one executable for each distinct set of sizes.
         fallback: what to do with an op that has no exact lowering: run torch's own kernel inside the program, and
             "warn" of it once an op, or "allow" it (`explain` lists it all the same), or "error", which refuses it;
             default PORTABLE_FALLBACK, read now. Where torch cannot run it there, it is refused in every mode.
@@ -88,9 +83,8 @@ def compile(
             fallback=fallback,
             graphs=graphs,
         )
-    for name, value in (("dims", dims),):
-        if value is not None:
-            raise ConfigError(f"{name}= is not supported yet ({_NOT_YET[name]})", remedy=f"leave {name} out")
+    if dims is not None:
+        raise ConfigError("dims= is not supported yet (bounded dynamic dimensions)", remedy="leave dims out")
     config.fallback_mode(fallback)
     if not callable(model):
         raise UnsupportedInputError(f"{type(model).__name__} is not callable", remedy="pass an nn.Module or a function")

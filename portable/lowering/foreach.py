@@ -19,12 +19,9 @@ aten = torch.ops.aten
 _SINGLE: dict[str, Callable[..., Any]] = {
     "maximum": torch.clamp_min,
     "minimum": torch.clamp_max,
-    "max": torch.max,
     "norm": lambda x, order=2, dtype=None: torch.linalg.vector_norm(x, order, dtype=dtype),
     "copy": aten.copy.default,
     "zero": torch.zeros_like,
-    "pow": torch.pow,
-    "clone": torch.clone,
 }
 _POINTWISE = ("addcmul", "addcdiv")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils import _pytree as pytree
 
@@ -105,8 +106,9 @@ def run(
     known: dict[int, Number] = {}
     for _ in range(ATTEMPTS):
         data = Specialisation(call.tensors, known, backend)
-        gm = call.trace(data)
-        low = lower_graph(gm, call.specs, platform=client.platform, backend=backend, fallback=fallback)
+        with compile_lock:  # what traces changes torch for the whole process
+            gm = call.trace(data)
+            low = lower_graph(gm, call.specs, platform=client.platform, backend=backend, fallback=fallback)
         seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
         buffers = client.compile(low.module)([client.put(seed.to(torch.uint32)), *map(client.put, call.tensors)])
         results = client.take(buffers)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import portable as pt
+from portable.testing import lowered
 
 SHAPES = ((3, 8), (5, 8), (16, 8))
 
@@ -18,6 +19,14 @@ SHAPES = ((3, 8), (5, 8), (16, 8))
 def model() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)).eval()
+
+
+def in_eight_threads(work) -> None:
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
 
 
 @pytest.mark.parametrize("calls", [50, pytest.param(1000, marks=pytest.mark.slow)])
@@ -40,15 +49,29 @@ def test_eight_threads_on_three_shapes_get_eager_answers(calls):
         except BaseException as failure:
             failures.append(failure)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_eight_threads(work)
     assert not failures, failures[0]
     explanation = pt.explain(compiled, show=False)
     assert not explanation.fallbacks
     assert len(explanation.compiles) <= 2 * len(SHAPES)
+
+
+def test_lowered_gives_eager_answers_in_eight_threads():
+    eager = model()
+    failures: list[BaseException] = []
+    start = threading.Barrier(8)
+
+    def work(seed: int) -> None:
+        try:
+            x = torch.randn(seed + 1, 8, generator=torch.Generator().manual_seed(seed))
+            with torch.no_grad():
+                start.wait()
+                torch.testing.assert_close(lowered(lambda x: eager(x), x), eager(x), rtol=1e-5, atol=1e-6)
+        except BaseException as failure:
+            failures.append(failure)
+
+    in_eight_threads(work)
+    assert not failures, failures[0]
 
 
 FORKED = """

@@ -214,3 +214,13 @@ def static_positions() -> frozenset[int]:
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context else None
     return frozenset(metadata.static_input_indices or ()) if metadata else frozenset()
+
+
+def returned_to_user(kind: str) -> int | None:
+    """How many of the outputs of the graph that AOTAutograd is compiling, from the first, it hands on as they are (None:
+    all); the others are kept for the backward pass, or are gradients."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context else None
+    if kind == "backward":
+        return 0
+    return metadata.num_forward_returns if kind == "forward" and metadata else None

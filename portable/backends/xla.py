@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import sympy
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils import _pytree as pytree
 
 from portable import capture
 from portable.backends import pjrt
@@ -152,7 +154,7 @@ class _Program:
         self.client = client
         self.lowered = lowered
         self.executable = client.compile(lowered.module)
-        self.plain = not lowered.checks and all(output.kind == "array" for output in lowered.outputs)
+        self.plain = not lowered.checks and all(output.kind == "array" and not output.place for output in lowered.outputs)
         self.random = lowered.random
 
 
@@ -169,6 +171,9 @@ class CompiledGraph:
         self._inputs = [n.meta.get("val") for n in self._placeholders]
         self._symbolic = _symbolic_positions(self._inputs)
         self._names = _symbol_names(self._inputs, self._symbolic)
+        output = next(iter(reversed(gm.graph.nodes))).args[0]
+        returned = [n.meta.get("val") if isinstance(n, fx.Node) else n for n in pytree.tree_leaves(output)]
+        self._returned = returned[: capture.returned_to_user(kind)]
         self._resident = capture.static_positions() if kind != "backward" else frozenset()
         self._programs: dict[Any, _Program] = {}
         self._fallbacks: set[Fallback] = set()
@@ -211,7 +216,7 @@ class CompiledGraph:
             cause = self._cause(key)
             self._record.forbid_when_frozen(cause)
             began = time.perf_counter()
-            lowered = program.lowered if program else self._lower(client, specs)
+            lowered = program.lowered if program else self._lower(client, specs, key)
             lowered_at = time.perf_counter()
             program = _Program(client, lowered)
             compiled_at = time.perf_counter()
@@ -237,10 +242,11 @@ class CompiledGraph:
             if self._programs:
                 self._graph.ops[fallback.op, FELL_BACK] += n
 
-    def _lower(self, client: pjrt.Client, specs: list[Any]) -> Any:
+    def _lower(self, client: pjrt.Client, specs: list[Any], key: tuple[int, ...]) -> Any:
         from portable.kernels.choice import Choice
         from portable.lowering import fallback
         from portable.lowering.module import lower_graph
+        from portable.lowering.placement import places
 
         record = self._record
         choice = Choice.here(self._backend.label(), self._backend.path, record.kernels)
@@ -252,11 +258,17 @@ class CompiledGraph:
             choice=choice,
             inference=self._kind == "inference",
             fallback=record.fallback,
+            places=places(self._returned, self._inputs, functools.partial(_concrete, self._symbols(key))),
         )
         choice.note(self._graph)
         if record.fallback == "warn":
             fallback.warn(lowered.fallbacks, record.told)
         return lowered
+
+    def _symbols(self, key: tuple[int, ...]) -> dict[Any, int]:
+        """The values of the symbols that are sizes of arguments."""
+        sizes = [self._inputs[i] if dim < 0 else self._inputs[i].shape[dim] for i, dim in self._symbolic]
+        return {size.node.expr: sympy.sympify(value) for size, value in zip(sizes, key, strict=True)}
 
     def _cause(self, key: tuple[int, ...]) -> str:
         if key in self._programs:
@@ -313,6 +325,13 @@ def _symbol_names(inputs: Sequence[Any], positions: Sequence[tuple[int, int]]) -
         sources = value.node.shape_env.var_to_sources.get(value.node.expr, ())
         names.append(plain_name(sources[0].name) if sources else str(value))
     return names
+
+
+def _concrete(symbols: dict[Any, int], size: int | torch.SymInt) -> int | None:
+    if isinstance(size, int):
+        return size
+    value = size.node.expr.xreplace(symbols)
+    return int(value) if value.is_Integer else None
 
 
 def _size(value: Any, dim: int) -> int:

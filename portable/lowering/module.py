@@ -17,6 +17,7 @@ from portable.errors import LoweringError, UnsupportedOp, UnsupportedOpError
 from portable.explain import FELL_BACK, Fallback
 from portable.lowering import registry
 from portable.lowering.context import Spec
+from portable.lowering.placement import Place
 from portable.lowering.platforms import missing
 from portable.lowering.program import Program
 
@@ -38,10 +39,14 @@ class Use(NamedTuple):
 
 class Output(NamedTuple):
     """Where an output of a graph comes from: "array" (index among the program's results), "number" (the same, of a 0-d
-    array that stands for it), "argument" (the index of the argument that it is) or "constant" (a number or None)."""
+    array that stands for it), "argument" (the index of the argument that it is), "output" (of another output whose
+    memory it shares) or "constant" (a number or None). ``place`` says how it lies in that memory, if not as all of it;
+    it is a ``copy`` where the array has not its memory's order."""
 
     kind: str
     value: Any
+    place: Place | None = None
+    copy: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,11 +87,18 @@ class Lowered:
 
     def values(self, results: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         """As `assemble`, without the checks."""
+        values: list[Any] = []
         sources: dict[str, Sequence[Any]] = {"array": results, "argument": args}
-        return [
-            value if kind == "constant" else results[value].item() if kind == "number" else sources[kind][value]
-            for kind, value in self.outputs
-        ]
+        for kind, value, place, copy in self.outputs:
+            if kind in sources:
+                source = sources[kind][value]
+                values.append(source if place is None else place.copy(source) if copy else place.on(source))
+            else:
+                values.append(results[value].item() if kind == "number" else value)
+        for i, (kind, value, place, _) in enumerate(self.outputs):
+            if kind == "output" and place:
+                values[i] = place.on(values[value])
+        return values
 
 
 def lower_graph(
@@ -98,6 +110,7 @@ def lower_graph(
     choice: Choice | None = None,
     inference: bool = False,
     fallback: str = "error",
+    places: Sequence[Place | None] = (),
 ) -> Lowered:
     """Lower ``gm`` for arguments of these types; numbers are constants of the program.
 
@@ -105,6 +118,7 @@ def lower_graph(
         choice: says for each op that has kernels which one runs; without it none does.
         inference: no backward pass runs a branch or a loop's body a second time, so that they may draw random numbers.
         fallback: a mode of PORTABLE_FALLBACK; whoever calls this says what `Lowered.fallbacks` holds.
+        places: how the first outputs lie in memory; the others are row-major.
 
     Raises:
         UnsupportedOpError: names every op that has no exact lowering, and does not fall back.
@@ -112,7 +126,7 @@ def lower_graph(
     """
     program = Program(backend, platform, choice, inference=inference, fallback=fallback != "error")
     with jax.enable_x64(True):
-        lowered, outputs = _lower(program, gm, args)
+        lowered, outputs = _lower(program, gm, args, places)
         module = _bytecode(lowered)
     checks = tuple(check.check for check in program.checks)
     ops = Counter((f.op, FELL_BACK) for f in program.fell_back)
@@ -142,7 +156,9 @@ def survey(gm: fx.GraphModule, args: Sequence[Any], *, platform: str, backend: s
     return dict(uses)
 
 
-def _lower(program: Program, gm: fx.GraphModule, args: Sequence[Any]) -> tuple[Any, list[Output]]:
+def _lower(
+    program: Program, gm: fx.GraphModule, args: Sequence[Any], places: Sequence[Place | None] = ()
+) -> tuple[Any, list[Output]]:
     """What `lower_graph` and `survey` have in common: JAX's lowering of ``gm`` and the plan of its outputs."""
     outputs: list[Output] = []
     returned = _returned_arguments(gm)
@@ -153,14 +169,20 @@ def _lower(program: Program, gm: fx.GraphModule, args: Sequence[Any]) -> tuple[A
         program.seed = seed
         results: list[jax.Array] = []
         for i, value in enumerate(pytree.tree_leaves(program.run(gm, values), is_leaf=lambda x: x is None)):
+            place = places[i] if i < len(places) else None
             if i in returned:
                 outputs.append(Output("argument", returned[i]))
+            elif place and place.argument is not None:
+                outputs.append(Output("argument", place.argument, place))
+            elif place and place.output is not None:
+                outputs.append(Output("output", place.output, place))
             elif isinstance(value, registry.TracedScalar):
                 outputs.append(Output("number", len(results)))
                 results.append(value.value)
             elif isinstance(value, jax.Array):
-                outputs.append(Output("array", len(results)))
-                results.append(value)
+                order = place.order() if place else None
+                outputs.append(Output("array", len(results), place, copy=order is None))
+                results.append(place.in_order(value, order) if place and order is not None else value)
             else:
                 outputs.append(Output("constant", value))
         return results + [check.value for check in program.checks]

@@ -69,6 +69,9 @@ def trace(
             outputs = [_unwrapped(o) for o in function(*wrapped)]
             for i, w in enumerate(wrapped):
                 torch._sync(w)
+                if _is_elsewhere(w):
+                    refused = UnsupportedOp("this program", "it changes the shape, strides or memory of an argument")
+                    raise UnsupportedOpError([refused], backend="xla")
                 if mutated is not None and torch._functionalize_has_data_mutation(w.elem):  # type: ignore[attr-defined]
                     mutated.append(i)
                     outputs.append(_unwrapped(w))
@@ -128,6 +131,12 @@ def _random_from(x: torch.Tensor, low: int, high: int | None, *, generator: Any 
     if generator is None:
         return x.copy_(like.low_dtype(x, low, high))
     return x.copy_(like.low_generator_dtype(x, low, high, generator=generator))
+
+
+def _is_elsewhere(x: FunctionalTensor) -> bool:
+    """Whether it was made another view, or got other memory."""
+    moved: bool = torch._functionalize_has_metadata_mutation(x.elem) or torch._functionalize_was_storage_changed(x.elem)  # type: ignore[attr-defined]
+    return moved
 
 
 def _unwrapped(value: Any) -> Any:
@@ -224,3 +233,12 @@ def returned_to_user(kind: str) -> int | None:
     if kind == "backward":
         return 0
     return metadata.num_forward_returns if kind == "forward" and metadata else None
+
+
+def written_positions() -> tuple[int, ...]:
+    """Positions of the arguments that the graph that AOTAutograd is compiling writes to, without parameters and
+    buffers."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context else None
+    written = metadata.mutated_inp_runtime_indices if metadata else ()
+    return tuple(i for i in written if i not in static_positions())

@@ -175,6 +175,7 @@ class CompiledGraph:
         returned = [n.meta.get("val") if isinstance(n, fx.Node) else n for n in pytree.tree_leaves(output)]
         self._returned = returned[: capture.returned_to_user(kind)]
         self._resident = capture.static_positions() if kind != "backward" else frozenset()
+        self._written = capture.written_positions() if kind != "backward" else ()
         self._programs: dict[Any, _Program] = {}
         self._fallbacks: set[Fallback] = set()
         self._last: tuple[int, ...] | None = None
@@ -185,6 +186,8 @@ class CompiledGraph:
                 self._build((), [_static_spec(x) for x in self._inputs])
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if self._written:
+            self._refuse_overlaps(args)
         client = pjrt.client(self._backend.platform)
         key = tuple(_size(args[i], dim) for i, dim in self._symbolic)
         program = self._programs.get(key)
@@ -206,6 +209,18 @@ class CompiledGraph:
             results = program.lowered.assemble(results, args)
         args.clear()
         return results
+
+    def _refuse_overlaps(self, args: list[Any]) -> None:
+        """The graph was traced for arguments that do not overlap: else they would be one argument, their storage."""
+        from portable.lowering.placement import overlapping
+
+        where = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in self._resident]
+        if overlapping([args[i] for i in where], [where.index(i) for i in self._written]):
+            raise UnsupportedInputError(
+                "arguments overlap in memory, one of them is written to, and the program was compiled for arguments "
+                "that do not",
+                remedy="pass a clone of one of them, or compile the function anew",
+            )
 
     def _build(self, key: tuple[int, ...], specs: list[Any]) -> _Program:
         client = pjrt.client(self._backend.platform)

@@ -16,11 +16,12 @@ from portable.backends import pjrt
 from portable.backends.base import Backend
 from portable.backends.xla import Xla
 from portable.capture import trace
-from portable.errors import ConfigError, UnsupportedOp, UnsupportedOpError, UnsupportedOutputError
+from portable.errors import ConfigError, UnsupportedInputError, UnsupportedOp, UnsupportedOpError, UnsupportedOutputError
 from portable.lowering.context import Spec
 from portable.lowering.draws import generator_at, generator_state
 from portable.lowering.fallback import warn
 from portable.lowering.module import lower_graph
+from portable.lowering.placement import overlapping
 from portable.lowering.program import DATA_DEPENDENT
 from portable.lowering.specialise import Number, Specialisation
 
@@ -64,7 +65,7 @@ class Call:
         """
         self.mutated = []
         try:
-            return trace(self._flat, self._fakes, mutated=self.mutated, data=data)
+            gm = trace(self._flat, self._fakes, mutated=self.mutated, data=data)
         except DATA_DEPENDENT as failure:
             op = str(getattr(failure, "func", None) or "this program")
             refused = UnsupportedOp(op, "its result's shape or a branch depends on the data")
@@ -77,6 +78,11 @@ class Call:
                 raise
             refused = UnsupportedOp("this program", "it writes to a tensor of which elements share memory")
             raise UnsupportedOpError([refused], backend=self._backend) from failure
+        if overlapping(self.tensors, self.mutated):
+            raise UnsupportedInputError(
+                "arguments overlap in memory, and one of them is written to", remedy="pass a clone of one of them"
+            )
+        return gm
 
     def finish(self, values: list[Any]) -> Any:
         """What the call returns: the new values of what it writes to are written, the rest is in its own structure."""

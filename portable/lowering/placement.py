@@ -7,6 +7,7 @@ offset of what the program returns.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -60,11 +61,42 @@ class Place(NamedTuple):
     def copy(self, value: torch.Tensor) -> torch.Tensor:
         """A tensor with these strides and ``value``'s elements."""
         owner = value.new_empty(self.extent())
-        index = torch.full((), self.offset)
-        for n, s in zip(self.size, self.stride, strict=True):
-            index = index.unsqueeze(-1) + s * torch.arange(n)
-        owner[index] = value
+        owner[_addresses(self.size, self.stride) + self.offset] = value
         return self._replace(offset=0).on(owner[self.offset :])
+
+
+def _addresses(size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """The place of each element in memory, from that of the first."""
+    index = torch.zeros((), dtype=torch.int64)
+    for n, s in zip(size, stride, strict=True):
+        index = index.unsqueeze(-1) + s * torch.arange(n)
+    return index
+
+
+def overlapping(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> bool:
+    """Whether memory of one of the ``written`` (positions) is memory of another."""
+    if len({x.untyped_storage().data_ptr() for x in tensors}) == len(tensors):
+        return False
+    spans = {i: _span(x) for i, x in enumerate(tensors) if x.numel()}
+    ordered = sorted(spans.values())
+    if all(before[1] <= after[0] for before, after in itertools.pairwise(ordered)):
+        return False
+    return any(
+        i != j and i in spans and start < spans[i][1] and spans[i][0] < end and _share_memory(tensors[i], tensors[j])
+        for i in written
+        for j, (start, end) in spans.items()
+    )
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """Where its memory begins and ends, in bytes."""
+    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.itemsize
+
+
+def _share_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
+    bytes_of = [t.data_ptr() + t.itemsize * _addresses(t.shape, t.stride()) for t in (x, y)]
+    return x.itemsize != y.itemsize or bool(torch.isin(*bytes_of).any())
 
 
 def places(

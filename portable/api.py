@@ -139,6 +139,7 @@ def coverage(
     """
     from portable.lowering.coverage import ALL, Coverage, Survey
 
+    _refuse_bare(args, "coverage(model, (x,))")
     named = ALL if targets == "all" else (targets,) if isinstance(targets, str) else tuple(targets)
     if isinstance(model, CompiledModule | CompiledFunction):
         model = model._portable_run.target
@@ -186,8 +187,9 @@ def check(
     from portable.backends.check import Check, Lowering, judge, mesh_for
     from portable.capture import twin, without_values
 
-    if isinstance(args, torch.Tensor) or target is None:
-        raise ConfigError("args is a tuple, target a name or several", remedy="check(model, (x,), target=…)")
+    _refuse_bare(args, "check(model, (x,), target=…)")
+    if target is None:
+        raise ConfigError("target is None", remedy="name a device or several, as in target='tpu:v5e:2x2'")
     named = [targets.find(name) for name in dict.fromkeys((target,) if isinstance(target, str) else target)]
     if not named:
         raise ConfigError("no target is named", remedy=f"one of {', '.join(targets.names())}")
@@ -238,12 +240,27 @@ def _observed(model: Any, observer: Backend, args: Sequence[Any], kwargs: Mappin
     with torch.set_grad_enabled(backward):
         outputs = run(*args, **kwargs)
         tensors = [x for x in pytree.tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.requires_grad]
-        if tensors:
-            leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
-            leaves += [p for p in getattr(model, "parameters", list)() if p.requires_grad]
-            if leaves:
-                torch.autograd.grad([x.sum().abs() for x in tensors], leaves, allow_unused=True)
+        leaves = _leaves(tensors)
+        if leaves:
+            torch.autograd.grad([x.sum().abs() for x in tensors], leaves, allow_unused=True)
     return run
+
+
+def _leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What these were computed from and has a gradient: arguments, parameters, what a function closes over."""
+    nodes = [x.grad_fn for x in outputs if x.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        for node, _ in nodes.pop().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                nodes.append(node)
+    return [node.variable for node in seen if hasattr(node, "variable")]
+
+
+def _refuse_bare(args: Any, example: str) -> None:
+    if isinstance(args, torch.Tensor):
+        raise ConfigError("args is a tensor, and is to be the tuple of all arguments", remedy=example)
 
 
 def device(backend: str | None = None) -> torch.device:

@@ -78,6 +78,24 @@ def test_the_backward_pass_is_surveyed_on_request():
     assert layer.weight.grad is None
 
 
+def test_the_backward_pass_of_what_a_function_closes_over_is_surveyed():
+    layer, x = torch.nn.LayerNorm(4), torch.randn(2, 4)
+    surveyed = pt.coverage(lambda x: layer(x), (x,), targets="xla", backward=True)
+    assert hows(surveyed, "xla", "aten.native_layer_norm_backward.default") == {"lowered"}
+
+
+@pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_the_backward_pass_of_a_recurrent_layer_is_surveyed(layer):
+    surveyed = pt.coverage(layer(4, 4), (torch.randn(3, 2, 4),), targets="xla", backward=True)
+    assert hows(surveyed, "xla", "recurrent_layer_backward") == {"lowered"}
+
+
+@pytest.mark.parametrize("survey", [pt.coverage, pt.check])
+def test_a_tensor_in_place_of_the_tuple_of_arguments_is_refused(survey):
+    with pytest.raises(pt.errors.ConfigError, match="args is a tensor"):
+        survey(torch.nn.Linear(4, 4), torch.randn(1, 4))
+
+
 def test_graph_breaks_are_listed():
     def broken(x):
         torch._dynamo.graph_break()

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import portable as pt
-from portable.lowering.placement import Place
+from portable.errors import UnsupportedInputError, UnsupportedOpError
+from portable.lowering.placement import Place, overlapping
+from portable.testing import lowered
 
 
 def _half(x):
@@ -131,3 +133,63 @@ def test_a_copy_has_the_strides_and_elements_where_memory_overlaps_or_has_gaps()
     for place in (Place((2, 3), (1, 1), 2), Place((2, 3), (8, 2), 1), Place((2, 2), (0, 1), 3)):
         wanted = torch.arange(40.0).as_strided(place.size, place.stride, place.offset)
         _same_place(place.copy(wanted.contiguous()), wanted)
+
+
+OVERLAPS = {
+    "the same": (lambda x: (x, x), True),
+    "without history": (lambda x: (x, x.detach()), True),
+    "parts": (lambda x: (x[:8], x[6:]), True),
+    "transposed": (lambda x: (x.view(3, 4), x.view(3, 4).t()), True),
+    "other bits": (lambda x: (x, x.view(torch.int32)), True),
+    "halves": (lambda x: (x[:6], x[6:]), False),
+    "even and odd": (lambda x: (x[::2], x[1::2]), False),
+    "columns": (lambda x: (x.view(3, 4)[:, :2], x.view(3, 4)[:, 2:]), False),
+    "empty": (lambda x: (x, x[:0]), False),
+    "other memory": (lambda x: (x, x.clone()), False),
+}
+
+
+@pytest.mark.parametrize(("parts", "overlap"), OVERLAPS.values(), ids=OVERLAPS)
+def test_tensors_overlap_where_they_share_an_element(parts, overlap):
+    tensors = parts(torch.arange(12.0))
+    assert [overlapping(tensors, [written]) for written in (0, 1)] == [overlap, overlap]
+    assert not overlapping(tensors, [])
+
+
+def _zeroed(a, b):
+    b.zero_()
+    return a.sum()
+
+
+def test_lowered_refuses_a_write_to_arguments_that_overlap():
+    x = torch.arange(12.0)
+    with pytest.raises(UnsupportedInputError, match="overlap"):
+        lowered(_zeroed, x[:8], x[6:])
+    assert torch.equal(x, torch.arange(12.0))
+    assert lowered(lambda a, b: a.sum() + b.sum(), x[:8], x[6:]) == 28 + 51
+    assert lowered(_zeroed, x[::2], x[1::2]) == 30
+    assert x.tolist() == [0, 0, 2, 0, 4, 0, 6, 0, 8, 0, 10, 0]
+
+
+def test_a_program_for_arguments_that_do_not_overlap_refuses_those_that_do():
+    compiled = pt.compile(_zeroed, backend="xla")
+    assert compiled(torch.ones(8), torch.ones(8)) == 8
+    x = torch.arange(16.0)
+    with pytest.raises(UnsupportedInputError, match="overlap"):
+        compiled(x[:8], x[4:12])
+    assert torch.equal(x, torch.arange(16.0))
+    assert compiled(x[::2], x[1::2]) == 56
+
+
+CHANGES = {
+    "shape": lambda x: x.unsqueeze_(0),
+    "strides": lambda x: x.t_(),
+    "size": lambda x: x.resize_(2, 3),
+    "memory": lambda x: x.set_(torch.ones(5)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_lowered_refuses_to_make_another_tensor_of_an_argument(change):
+    with pytest.raises(UnsupportedOpError, match="changes the shape, strides or memory of an argument"):
+        lowered(change, torch.ones(3, 2))

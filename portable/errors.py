@@ -88,11 +88,11 @@ class SpecialisationError(PortableError):
 class LoweringError(PortableError):
     """An internal error: a lowering gave another dtype or shape than torch does, or failed. Please report it."""
 
-    def __init__(self, op: str, message: str, *, where: str = "") -> None:
+    def __init__(self, op: str, message: str, *, where: str = "", remedy: str = "") -> None:
         place = f" at {where}" if where else ""
         super().__init__(
             f"the lowering of {op}{place} {message}",
-            remedy="this is a bug in the lowering, not in your model: please report it with this message",
+            remedy=remedy or "this is a bug in the lowering, not in your model: please report it with this message",
         )
         self.op = op
 

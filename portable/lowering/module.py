@@ -18,7 +18,7 @@ from portable.explain import FELL_BACK, Fallback
 from portable.lowering import registry
 from portable.lowering.context import Spec
 from portable.lowering.placement import Place
-from portable.lowering.platforms import missing
+from portable.lowering.platforms import callbacks, missing
 from portable.lowering.program import Program
 
 if TYPE_CHECKING:
@@ -193,14 +193,33 @@ def _lower(
     refused, lowered = list(program.refused), None
     try:
         lowered = trace.lower(lowering_platforms=(program.platform,))
-    except NotImplementedError as failure:  # JAX's, of one of its primitives
+    except (NotImplementedError, ValueError) as failure:  # JAX's, of one of its primitives
+        found = callbacks(trace.jaxpr.jaxpr, program.platform, _names(gm))
+        if found:
+            raise _calls_back(found) from failure
+        if isinstance(failure, ValueError):
+            raise
         absent = missing(trace.jaxpr.jaxpr, program.platform, _names(gm))
         if not absent:
             raise LoweringError("this program", f"failed on {program.platform}: {failure}") from failure
         refused += absent
     if refused:
         raise UnsupportedOpError(refused, backend=program.backend)
+    if lowered is not None and lowered._lowering.compile_args.get("host_callbacks"):
+        # they belong to an executable of JAX's own: in ours the call would end the process
+        raise _calls_back(callbacks(trace.jaxpr.jaxpr, program.platform, _names(gm)))
     return lowered, outputs
+
+
+def _calls_back(found: list[tuple[str, str, str]]) -> LoweringError:
+    primitive, op, where = found[0] if found else ("a callback", "this program", "")
+    return LoweringError(
+        op,
+        f"calls back into Python (jax's {primitive}), which no compiled program can",
+        where=where,
+        remedy="write it with jax.numpy and jax.lax alone, or leave the op without a lowering: on the CPU it then "
+        "falls back to torch's own kernel",
+    )
 
 
 def _names(gm: fx.GraphModule) -> set[str]:

@@ -1,4 +1,5 @@
-"""Which ops of a traced program XLA has no form of on a platform: JAX would name its own primitive, not the op."""
+"""Which ops of a traced program cannot be part of a program of a platform, because XLA has no form of them or because
+they call back into Python: JAX would name its own primitive, not the op."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from jax._src.interpreters import mlir
 from portable.errors import UnsupportedOp
 from portable.lowering.source import place
 
+CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print", "buffer_callback")
+
 
 def missing(jaxpr: core.Jaxpr, platform: str, ops: Set[str]) -> list[UnsupportedOp]:
     """The ops of a program that cannot be lowered for ``platform``, each with the user's line.
@@ -18,19 +21,33 @@ def missing(jaxpr: core.Jaxpr, platform: str, ops: Set[str]) -> list[Unsupported
     Args:
         ops: names of the program's ops, as they stand in JAX's name stack.
     """
-    return list(dict.fromkeys(_missing(jaxpr, platform, ops, "this program", "")))
+    tables = mlir._lowerings, mlir._platform_specific_lowerings[platform]
+    return list(
+        dict.fromkeys(
+            UnsupportedOp(op, f"XLA has no {primitive.name} on {platform}", where)
+            for primitive, op, where in _applied(jaxpr, platform, ops)
+            if not any(primitive in table for table in tables)
+        )
+    )
 
 
-def _missing(jaxpr: core.Jaxpr, platform: str, ops: Set[str], op: str, where: str) -> Iterator[UnsupportedOp]:
+def callbacks(jaxpr: core.Jaxpr, platform: str, ops: Set[str]) -> list[tuple[str, str, str]]:
+    """(JAX's primitive, op, the user's line) of what calls back into Python; arguments as of `missing`."""
+    return [(p.name, op, where) for p, op, where in _applied(jaxpr, platform, ops) if p.name in CALLBACKS]
+
+
+def _applied(
+    jaxpr: core.Jaxpr, platform: str, ops: Set[str], op: str = "this program", where: str = ""
+) -> Iterator[tuple[core.Primitive, str, str]]:
+    """Each primitive of the program, with the op that it is a part of, and the user's line."""
     for eqn in jaxpr.eqns:
         named = [scope.name for scope in eqn.source_info.name_stack.stack if scope.name in ops]
         frame = source_info_util.user_frame(eqn.source_info.traceback) if named else None
         here = named[-1] if named else op
         there = place(frame.file_name, frame.start_line, frame.function_name) if frame else where
-        if not any(eqn.primitive in table for table in (mlir._lowerings, mlir._platform_specific_lowerings[platform])):
-            yield UnsupportedOp(here, f"XLA has no {eqn.primitive.name} on {platform}", there)
+        yield eqn.primitive, here, there
         for inner in _inner(eqn, platform):
-            yield from _missing(inner, platform, ops, here, there)
+            yield from _applied(inner, platform, ops, here, there)
 
 
 def _inner(eqn: Any, platform: str) -> Iterator[core.Jaxpr]:

@@ -5,8 +5,11 @@ import pytest
 import torch
 from jax import lax
 
+from portable.capture import trace
 from portable.errors import LoweringError, RegistrationError, UnsupportedOpError
 from portable.lowering import registry
+from portable.lowering.context import Spec
+from portable.lowering.module import lower_graph
 from portable.lowering.registry import elementwise, lower, register
 from portable.testing import lowered
 
@@ -99,3 +102,33 @@ def test_jax_arrays_promote_like_torch_tensors():
     assert registry.described(jax.numpy.ones(3, "float32")) == (torch.float32, False)
     assert registry.described(True) is bool
     assert registry.described(2) is int
+
+
+def _printed(ctx, x):
+    jax.debug.print("{}", x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("primitive", "rule"),
+    [
+        ("pure_callback", lambda ctx, x: jax.pure_callback(lambda v: v, jax.typeof(x), x)),
+        ("io_callback", lambda ctx, x: jax.experimental.io_callback(lambda v: v, jax.typeof(x), x, ordered=True)),
+        ("debug_print", _printed),
+        (
+            "pure_callback",
+            lambda ctx, x: lax.cond(x[0] > 0, lambda: jax.pure_callback(lambda v: v, jax.typeof(x), x), lambda: x),
+        ),
+    ],
+    ids=["pure", "ordered", "print", "in a branch"],
+)
+def test_a_rule_that_calls_back_into_python_is_refused_by_name_before_it_runs(scratch_op, primitive, rule):
+    lower(scratch_op)(rule)
+    with pytest.raises(
+        LoweringError, match=rf"portable_test.twice.default .*{primitive}(.|\n)*Remedy: write it"
+    ) as caught:
+        lowered(scratch_op, torch.ones(3))
+    assert caught.value.op == "portable_test.twice.default"
+    gm = trace(lambda x: [scratch_op(x)], [torch.ones(3)])
+    with pytest.raises(LoweringError, match=primitive):  # where JAX refuses it itself, without the op's name
+        lower_graph(gm, [Spec((3,), torch.float32)], platform="tpu", backend="tpu")

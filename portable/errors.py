@@ -86,7 +86,7 @@ class SpecialisationError(PortableError):
 
 
 class LoweringError(PortableError):
-    """An internal error: a lowering gave another dtype or shape than torch does, or failed. Please report it."""
+    """A lowering gave another dtype or shape than torch does, or failed; the remedy says whose it is to mend."""
 
     def __init__(self, op: str, message: str, *, where: str = "", remedy: str = "") -> None:
         place = f" at {where}" if where else ""

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import operator
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from torch.utils import _pytree as pytree
 from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
 from portable.explain import Fallback
-from portable.kernels.registry import op_name, own_arguments
+from portable.kernels.registry import Kernel, op_name, own_arguments
 from portable.lowering import control_flow, registry
 from portable.lowering.context import Check, Context, Refused, Spec, Strides
 from portable.lowering.draws import Draw, generator_at
@@ -267,19 +268,18 @@ class Program:
             except Refused as second:
                 return self._refuse(str(op), f"{reason}; and it cannot fall back: {second}", result)
             self.fell_back.append(Fallback(name, reason, self._where))
-            return self._checked(op, value, result)
+            return self._checked(op, value, result, None)
         except PortableError:
             raise
         except Exception as failure:
             if any(isinstance(a, registry.TracedScalar) for a in pytree.tree_leaves((args, kwargs))):
                 return self._refuse(str(op), "a number that is known only at run time", result)
             described = ", ".join(_described(a) for a in pytree.tree_leaves((args, kwargs)))
-            raise LoweringError(
-                str(op), f"failed for ({described}): {type(failure).__name__}: {failure}", where=self._where
-            ) from failure
+            message = f"failed for ({described}): {type(failure).__name__}: {failure}"
+            raise self._wrong(op, message, chosen or rule, failure) from failure
         if self._depth == 0:
             self.ops[name, how, self._where] += 1
-        return self._checked(op, value, result)
+        return self._checked(op, value, result, chosen or rule)
 
     def _noted(self) -> tuple[int, int, int, jax.Array | None]:
         return len(self.refused), len(self.checks), len(self.fell_back), self.turn
@@ -298,19 +298,29 @@ class Program:
         except (PortableError, TypeError):
             raise UnsupportedOpError(list(self.refused), backend=self.backend) from None
 
-    def _checked(self, op: OpOverload, value: Any, result: Any) -> Any:
+    def _wrong(
+        self, op: OpOverload, message: str, by: Kernel | registry.Rule | None, failure: Exception | None = None
+    ) -> LoweringError:
+        """What is wrong with an op's result or failed, and whose it is to mend."""
+        at = "" if by is None else by.where if isinstance(by, registry.Rule) else registry.place(by.implementation)
+        if registry.is_own(at):
+            return LoweringError(str(op), message, where=self._where)
+        file = at.rpartition(":")[0]
+        frames = traceback.walk_tb(failure.__traceback__ if failure else None)
+        lines = [line for frame, line in frames if frame.f_code.co_filename == file]
+        failed = f", which failed in line {lines[-1]}" if lines else ""
+        what = "lowering" if isinstance(by, registry.Rule) else "kernel"
+        return LoweringError(str(op), message, where=self._where, remedy=f"mend the {what} at {at}{failed}")
+
+    def _checked(self, op: OpOverload, value: Any, result: Any, by: Kernel | registry.Rule | None) -> Any:
         if isinstance(result, Spec):
             if not isinstance(value, jax.Array) or value.shape != result.shape or value.dtype != result.jax_dtype:
-                raise LoweringError(
-                    str(op), f"gave {_described(value)}, torch gives {_described(result)}", where=self._where
-                )
+                raise self._wrong(op, f"gave {_described(value)}, torch gives {_described(result)}", by)
         elif isinstance(result, (tuple, list)):
             if not isinstance(value, (tuple, list)) or len(value) != len(result):
-                raise LoweringError(
-                    str(op), f"gave {_described(value)}, torch gives {len(result)} results", where=self._where
-                )
+                raise self._wrong(op, f"gave {_described(value)}, torch gives {len(result)} results", by)
             for v, r in zip(value, result, strict=True):
-                self._checked(op, v, r)
+                self._checked(op, v, r, by)
         return value
 
     def trace_and_run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

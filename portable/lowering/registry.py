@@ -22,12 +22,14 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import math
 import pkgutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Number
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -61,6 +63,15 @@ class Rule:
     where: str
 
 
+# functions of JAX's stand in the tables of this package
+_OWN = tuple(f"{Path(str(package.__file__)).parent}/" for package in (dtypes, jax))
+
+
+def is_own(where: str) -> bool:
+    """Whether a rule or kernel that was made at ``where`` ("file:line") came with portable."""
+    return ":" not in where or where.startswith(_OWN)
+
+
 RULES: dict[OpOverload, Rule] = {}
 LIBRARY_RULES: dict[str, Callable[..., Any]] = {}
 
@@ -69,7 +80,7 @@ def register(op: OpOverload, apply: Callable[..., Any], where: str) -> None:
     """Enter one rule.
 
     Raises:
-        RegistrationError: ``op`` is not an overload, or has a rule already.
+        RegistrationError: ``op`` is not an overload, or has a rule already, or the rule cannot be called as the op is.
     """
     if isinstance(op, OpOverloadPacket):
         raise RegistrationError(
@@ -84,7 +95,33 @@ def register(op: OpOverload, apply: Callable[..., Any], where: str) -> None:
         raise RegistrationError(
             f"{op} has a lowering already, at {RULES[op].where}; the second is at {where}", remedy="remove one of them"
         )
+    _check_signature(op, apply, where)
     RULES[op] = Rule(op, apply, where)
+
+
+def _check_signature(op: OpOverload, apply: Callable[..., Any], where: str) -> None:
+    """The rule can be called with all arguments of the op, and without those that have defaults."""
+    leading = ["ctx"]
+    if isinstance(apply, functools.partial) and apply.func is apply_elementwise:
+        apply, leading = apply.args[0], []
+    every = op._schema.arguments
+    try:
+        signature = inspect.signature(apply)
+        for arguments in (every, [a for a in every if not a.has_default_value()]):
+            positional = [a.name for a in arguments if not a.kwarg_only]
+            signature.bind(*leading, *positional, **{a.name: None for a in arguments if a.kwarg_only})
+    except (TypeError, ValueError) as failure:
+        positional = [*leading, *(_parameter(a) for a in every if not a.kwarg_only)]
+        by_name = [_parameter(a) for a in every if a.kwarg_only]
+        wanted = ", ".join([*positional, *(["*", *by_name] if by_name else [])])
+        raise RegistrationError(
+            f"the lowering of {op} at {where} cannot be called as the op is: {failure}",
+            remedy=f"let it take ({wanted})",
+        ) from failure
+
+
+def _parameter(argument: Any) -> str:
+    return f"{argument.name}={argument.default_value!r}" if argument.has_default_value() else str(argument.name)
 
 
 def lower(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -92,7 +129,7 @@ def lower(*ops: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
     def decorate(rule: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:
-            register(op, rule, _place(rule))
+            register(op, rule, place(rule))
         return rule
 
     return decorate
@@ -114,7 +151,7 @@ def rule_for(op: OpOverload) -> Rule | None:
     """The rule of ``op``, if it has one."""
     rule = RULES.get(op)
     if rule is None and op.name() in LIBRARY_RULES:
-        register(op, LIBRARY_RULES[op.name()], _place(LIBRARY_RULES[op.name()]))
+        register(op, LIBRARY_RULES[op.name()], place(LIBRARY_RULES[op.name()]))
         rule = RULES[op]
     return rule
 
@@ -136,7 +173,7 @@ def elementwise(
     def decorate(formula: Callable[..., Any]) -> Callable[..., Any]:
         rule = functools.partial(apply_elementwise, formula, promote, operands)
         for op in ops:
-            register(op, rule, _place(formula))
+            register(op, rule, place(formula))
         return formula
 
     return decorate
@@ -148,7 +185,9 @@ def elementwise_table(rows: Mapping[OpOverload, Callable[..., Any]], promote: Pr
         elementwise(op, promote=promote)(formula)
 
 
-def _place(function: Callable[..., Any]) -> str:
+def place(function: Callable[..., Any]) -> str:
+    """Where ``function`` is defined, as "file:line"; its name where that is not known."""
+    function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(function, "__name__", repr(function))
 

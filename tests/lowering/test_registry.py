@@ -33,7 +33,7 @@ def test_a_second_rule_for_an_overload_is_refused_and_names_both_places():
     with pytest.raises(
         RegistrationError, match=r"aten.add.Tensor has a lowering already, at .*elementwise.*test_registry"
     ):
-        elementwise(aten.add.Tensor)(lambda x, y: x)
+        elementwise(aten.add.Tensor)(lambda x, y, *, alpha=1: x)
 
 
 def test_a_packet_is_refused_with_an_example_of_the_right_key():
@@ -80,6 +80,67 @@ def test_a_wrong_rule_is_an_internal_error_that_names_the_op(scratch_op, rule, m
     with pytest.raises(LoweringError, match=message) as caught:
         lowered(scratch_op, torch.ones(3))
     assert caught.value.op == "portable_test.twice.default"
+
+
+def test_who_wrote_a_wrong_rule_is_told_where_it_is(scratch_op):
+    def rule(ctx, x):
+        return lax.convert_element_type(x, "int32")
+
+    lower(scratch_op)(rule)
+    with pytest.raises(LoweringError) as caught:
+        lowered(scratch_op, torch.ones(3))
+    assert caught.value.remedy == f"mend the lowering at {__file__}:{rule.__code__.co_firstlineno}"
+
+
+def test_who_wrote_a_rule_that_fails_is_told_the_line(scratch_op):
+    def rule(ctx, x):
+        return _fails(x)
+
+    lower(scratch_op)(rule)
+    with pytest.raises(LoweringError, match="ZeroDivisionError") as caught:
+        lowered(scratch_op, torch.ones(3))
+    line = _fails.__code__.co_firstlineno + 1
+    place = f"{__file__}:{rule.__code__.co_firstlineno}"
+    assert caught.value.remedy == f"mend the lowering at {place}, which failed in line {line}"
+
+
+def _fails(x):
+    return x / (1 // 0)
+
+
+def test_a_wrong_rule_of_portable_is_to_be_reported(scratch_op, monkeypatch):
+    relu = registry.load()[aten.relu.default]  # any of its rules, of an op that it is wrong for
+    with torch.library._scoped_library("portable_test", "FRAGMENT") as library:
+        library.define("counted(Tensor x) -> Tensor")
+        library.impl("counted", lambda x: torch.empty_like(x, dtype=torch.int32), "Meta")
+        op = torch.ops.portable_test.counted.default
+        monkeypatch.setitem(registry.RULES, op, registry.Rule(op, relu.apply, relu.where))
+        with pytest.raises(LoweringError, match="please report it"):
+            lowered(op, torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [lambda x: x, lambda ctx: None, lambda ctx, x, y: x, lambda ctx, *, x: x],
+    ids=["no ctx", "too few", "too many", "by name"],
+)
+def test_a_rule_that_cannot_be_called_as_the_op_is_refused_at_registration(scratch_op, rule):
+    with pytest.raises(RegistrationError, match=r"portable_test.twice.default at .*test_registry(.|\n)*\(ctx, x\)"):
+        lower(scratch_op)(rule)
+    assert scratch_op not in registry.RULES
+
+
+def test_a_rule_takes_the_defaults_of_the_op():
+    with torch.library._scoped_library("portable_test", "FRAGMENT") as library:
+        library.define("scaled(Tensor x, int by=2, *, bool up=True) -> Tensor")
+        op = torch.ops.portable_test.scaled.default
+        with pytest.raises(RegistrationError, match=r"let it take \(ctx, x, by=2, \*, up=True\)"):
+            lower(op)(lambda ctx, x, by, *, up=True: x)
+
+
+def test_an_elementwise_formula_takes_the_op_s_arguments_without_ctx(scratch_op):
+    with pytest.raises(RegistrationError, match=r"let it take \(x\)"):
+        elementwise(scratch_op)(lambda ctx, x: x)
 
 
 def test_a_rule_refuses_by_name(scratch_op):

@@ -118,13 +118,27 @@ def register_kernel(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: register a function as a kernel of ``op``.
 
+    The function has the op's exact parameters, in name and order; one with ``abi="jax"`` may take the lowering's
+    ``ctx`` before them. It gives what the op gives: the same number of results, shapes and dtypes. It becomes a
+    candidate: it runs where the gate has decided for it, or, unmeasured, where ``PORTABLE_KERNELS=op=provider`` names
+    it.
+
     Args:
-        op: a portable op's name or an ATen overload's full name, e.g. "aten.cumsum.default".
+        op: a portable op's name ("rms_norm") or an ATen overload's full name ("aten.cumsum.default").
         provider: a name of your own; ``(op, provider)`` is unique.
-        backends, dtypes, accepts, abi, backward: see `Kernel`.
+        backends: the backends that it is for, as ("xla",) for all platforms of xla, or ("xla:cpu",) for one.
+        dtypes: the dtypes of the first tensor argument that it takes; None means all.
+        accepts: a predicate that is called as the op is, tensors given as objects with shape, dtype and ndim; it gives
+            a bool. Where it is False, or raises, the op runs without the kernel. None means that all is accepted.
+        abi: "torch", a function of torch tensors, for native backends (cpu, cuda, rocm, xpu, …); "jax", a function of
+            JAX arrays that becomes part of the program, for xla and tpu.
         differentiable: the function is made of torch ops, whose gradients are the kernel's: short for a ``backward``
             that runs it again under autograd.
-        sources: files that belong to the implementation beside the function itself, e.g. C++.
+        backward: the kernel's own gradients, ``backward(grads, needs, *args)``: ``grads`` has one for each result (None
+            for a result without), ``needs`` a bool for each of the op's arguments; it gives a gradient or None for each
+            argument. For portable ops with ``abi="torch"``; where neither is given, the reference's gradients are used.
+        sources: files that belong to the implementation beside the function itself, e.g. C++: if one changes, what was
+            measured of the kernel no longer counts.
 
     Raises:
         RegistrationError: no such op, a packet of overloads, a duplicate, an unknown abi, another signature than the

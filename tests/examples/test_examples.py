@@ -82,12 +82,21 @@ def test_refuses_an_unknown_backend_in_plain_words():
     assert "Traceback" not in result.stderr
 
 
+README_CODE = re.findall(r"```python\n(.*?)```", (EXAMPLES.parent / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
 def test_the_code_on_the_readmes_first_screen_runs():
-    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
     names: dict[str, Any] = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(README_CODE[0], "README.md", "exec"), names)
     assert all(parameter.grad is not None for parameter in names["model"].parameters())
+
+
+@pytest.mark.parametrize("number", range(1, len(README_CODE)))
+def test_the_readmes_other_code_runs_and_gives_what_it_says(number):
+    result = subprocess.run(  # it registers ops and kernels
+        [sys.executable, "-c", README_CODE[number]], capture_output=True, text=True, cwd=EXAMPLES.parent, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
 
 
 class TestSentenceSearch:

@@ -67,16 +67,25 @@ class UnsupportedOp:
 
 
 class UnsupportedOpError(PortableError, NotImplementedError):
-    """Operators without a lowering; all of them at once in ``.ops``."""
+    """Operators without a lowering; all of them at once in ``.ops``.
 
-    def __init__(self, ops: Sequence[UnsupportedOp], *, backend: str) -> None:
+    Args:
+        fallback_is_off: torch's own kernels were not tried, since the mode is "error".
+    """
+
+    def __init__(self, ops: Sequence[UnsupportedOp], *, backend: str, fallback_is_off: bool = False) -> None:
         self.ops = tuple(ops)
         self.backend = backend
         count = f"{len(ops)} operator{'s' if len(ops) > 1 else ''}"
         listing = "".join(f"\n    {op}" for op in ops)
         super().__init__(
             f"{count} of this program {'have' if len(ops) > 1 else 'has'} no exact lowering on {backend}:{listing}",
-            remedy="register a lowering (README, “Where to add what”), run the model with backend='cpu', or move these "
+            remedy=(
+                "let torch's own kernels stand in where they can (fallback='warn' or 'allow'), "
+                if fallback_is_off
+                else ""
+            )
+            + "register a lowering (README, “Where to add what”), run the model with backend='cpu', or move these "
             "operators out of the compiled function with torch.compiler.disable",
         )
 

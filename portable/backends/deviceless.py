@@ -165,7 +165,9 @@ class _Kept:
                 json.dump(asdict(result), file)
             os.replace(file.name, self._path)
         except OSError as failure:
-            config.logger().warning("%s cannot be written: %s", self._path, failure)
+            config.logger().warning(
+                "%s cannot be written: %s; PORTABLE_CACHE_DIR names another folder", self._path, failure
+            )
 
 
 def _from_json(text: str | bytes) -> Compiled:

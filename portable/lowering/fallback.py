@@ -7,13 +7,17 @@ fell back, why, and at which line.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from portable import errors
 from portable.errors import BackendUnavailableError, UnsupportedDtypeError
 from portable.explain import Fallback
 from portable.kernels import aten
@@ -70,11 +74,14 @@ def torch_kernel(ctx: Context, args: Sequence[Any], kwargs: dict[str, Any], *, e
         raise Refused(failure.message) from failure
     except BackendUnavailableError as failure:
         ctx.program.unbuilt = failure.message  # a second attempt would take as long
-        raise Refused(failure.message) from failure
+        if isinstance(failure.__cause__, OSError):
+            ctx.program.unbuilt += " (set PORTABLE_CACHE_DIR to a folder that can be written)"
+        raise Refused(ctx.program.unbuilt) from failure
 
 
 def warn(fallbacks: Iterable[Fallback], told: set[str]) -> None:
-    """Warn once for each op that fell back, by its first line; ``told`` keeps the ops."""
+    """Warn once for each op that fell back, by its first line, at the line that calls the program; ``told`` keeps the
+    ops."""
     for fallback in fallbacks:
         if fallback.op not in told:
             told.add(fallback.op)
@@ -82,5 +89,21 @@ def warn(fallbacks: Iterable[Fallback], told: set[str]) -> None:
             warnings.warn(
                 f"{fallback.op}{place} runs as torch's own kernel inside the program: {fallback.reason} "
                 "(PORTABLE_FALLBACK=allow runs it without this warning, error refuses it; pt.explain lists it)",
-                stacklevel=2,
+                stacklevel=_users_level(),
             )
+
+
+# `warnings` itself can skip files from Python 3.12 on
+_NOT_THE_USERS = (
+    *(f"{Path(str(package.__file__)).parent}/" for package in (errors, torch)),
+    contextlib.__file__,
+    "<eval_with_key>",  # code that torch has made
+)
+
+
+def _users_level() -> int:
+    """The ``stacklevel`` at which a warning of the caller shows the innermost line of the user's code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -17,6 +17,7 @@ from portable.errors import LoweringError, UnsupportedOp, UnsupportedOpError
 from portable.explain import FELL_BACK, Fallback
 from portable.lowering import registry
 from portable.lowering.context import Spec
+from portable.lowering.fallback import HOSTS
 from portable.lowering.placement import Place
 from portable.lowering.platforms import callbacks, missing
 from portable.lowering.program import Program
@@ -204,7 +205,8 @@ def _lower(
             raise LoweringError("this program", f"failed on {program.platform}: {failure}") from failure
         refused += absent
     if refused:
-        raise UnsupportedOpError(refused, backend=program.backend)
+        off = not program.fallback and program.platform in HOSTS
+        raise UnsupportedOpError(refused, backend=program.backend, fallback_is_off=off)
     if lowered is not None and lowered._lowering.compile_args.get("host_callbacks"):
         # they belong to an executable of JAX's own: in ours the call would end the process
         raise _calls_back(callbacks(trace.jaxpr.jaxpr, program.platform, _names(gm)))

@@ -1,5 +1,6 @@
 """Fallback: an op without an exact lowering runs as torch's own kernel inside the program, and never in silence."""
 
+import inspect
 import json
 import warnings
 
@@ -167,6 +168,25 @@ def test_by_default_it_warns_once_an_op_with_the_reason_and_the_users_line():
     assert "PORTABLE_FALLBACK" in message
 
 
+def test_the_warning_stands_at_the_users_call():
+    model = pt.compile(exponential, backend="xla")
+    with pytest.warns(UserWarning, match="torch's own kernel") as caught:
+        model(torch.eye(3))
+    assert (caught[0].filename, caught[0].lineno) == (__file__, inspect.currentframe().f_lineno - 1)
+
+
+def test_lowered_warns_at_the_users_call():
+    with pytest.warns(UserWarning, match="torch's own kernel") as caught:
+        lowered(exponential, torch.eye(3), fallback="warn")
+    assert caught[0].filename == __file__
+
+
+def test_the_refusal_names_the_modes_that_would_run_it():
+    with pytest.raises(UnsupportedOpError) as caught:
+        lowered(exponential, torch.eye(3), fallback="error")
+    assert "fallback='warn' or 'allow'" in caught.value.remedy
+
+
 def test_lowered_warns_too_where_it_is_asked_to():
     with pytest.warns(UserWarning, match="aten._logcumsumexp.default runs as torch's own kernel"):
         lowered(lambda x: A._logcumsumexp(x, 0), symmetric(), fallback="warn")
@@ -316,6 +336,7 @@ def test_a_rule_that_refuses_after_all_leaves_nothing_behind(scratch, compiled):
 def refusal(function, *args):
     with pytest.raises(UnsupportedOpError) as caught:
         lowered(function, *args, fallback="allow")
+    assert "fallback=" not in caught.value.remedy  # it is allowed already
     return [o.reason for o in caught.value.ops]
 
 
@@ -327,6 +348,15 @@ def test_without_a_compiler_the_refusal_says_so(tmp_path, monkeypatch):
     assert RISING in reason
     assert "cannot fall back: " in reason
     assert "need a C++ compiler" in reason
+    assert "PORTABLE_CACHE_DIR" not in reason
+
+
+def test_where_nothing_can_be_kept_the_refusal_says_which_variable_to_set(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PORTABLE_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(native_code, "_registered", {})
+    (reason,) = refusal(torch.matrix_exp, torch.eye(3))
+    assert "set PORTABLE_CACHE_DIR to a folder that can be written" in reason
 
 
 def test_what_cannot_be_built_is_tried_once_a_program(monkeypatch):

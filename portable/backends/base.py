@@ -35,7 +35,7 @@ class State:
         ready: it can.
         reason: what it runs on, or why it cannot run.
         remedy: what makes it ready ('' where nothing is to be done).
-        evidence: what this installation can prove about it.
+        evidence: what has been shown of it, in the words of README's table.
     """
 
     ready: bool
@@ -89,6 +89,7 @@ class Backend(ABC):
         static_shapes: why its compiler takes no symbolic size, '' where it does. Each set of sizes is then captured
             and compiled apart, exactly as it is: nothing is padded.
         no_graphs: why a sequence of its launches is never recorded, for the error of ``graphs="require"``.
+        evidence: what this project's tests have shown of it without its device.
     """
 
     name: ClassVar[str]
@@ -96,6 +97,7 @@ class Backend(ABC):
     variants: ClassVar[tuple[str, ...]] = ()
     static_shapes: ClassVar[str] = ""
     no_graphs: ClassVar[str] = "its device records no launches"
+    evidence: ClassVar[Evidence] = "contract only"
 
     def __init__(self, variant: str = "") -> None:
         if variant and variant not in self.variants and variant not in self.other_variants():

@@ -18,6 +18,7 @@ TF32 = 2e-3
 class Cuda(Gpu):
     name = "cuda"
     device_type = "cuda"
+    evidence = "compiled for"
 
     @classmethod
     def deviceless(cls) -> tuple[str, ...]:

@@ -48,7 +48,8 @@ def _asked_capabilities(name: str) -> dict[str, Any]:
 def diagnosis(verbose: bool = False) -> dict[str, Any]:
     """What `portable doctor` shows, as plain data; with ``verbose`` also what each backend that is ready is good at.
 
-    A backend that has run nothing here and compiles for devices that are absent is "compiled for".
+    A backend of which nothing has run here is "compiled for" where this project's tests, or this installation, compile
+    for its devices.
     """
     from importlib.metadata import version
 
@@ -65,8 +66,8 @@ def diagnosis(verbose: bool = False) -> dict[str, Any]:
             backend = backends.backend_class(name)
             row["compiles_for"] = list(backend.deviceless())
             row["executors"] = _executors(backend) if verbose else {}
-        if row["compiles_for"] and row["evidence"] == "contract only":
-            row["evidence"] = "compiled for"
+            if row["evidence"] == "contract only":
+                row["evidence"] = "compiled for" if row["compiles_for"] else backend.evidence
         row["capabilities"] = _asked_capabilities(name) if verbose and row["ready"] else {}
         rows.append({"name": name, **row})
     return {

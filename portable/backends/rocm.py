@@ -12,6 +12,7 @@ from portable.kernels.fingerprint import ABSENT
 class Rocm(Gpu):
     name = "rocm"
     device_type = "cuda"
+    evidence = "compiled for"
 
     @classmethod
     def probe(cls) -> State:

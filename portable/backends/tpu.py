@@ -18,6 +18,7 @@ class Tpu(Xla):
     name = "tpu"
     variants = ("torch_tpu", "torch_xla")
     platform = "tpu"
+    evidence = "compiled for"
 
     @classmethod
     def of(cls, variant: str) -> Backend:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from portable import backends
+from portable.backends.diagnosis import diagnosis
 from tests.conformance.backend_matrix import PATHS, README, reports, state, table, written
 
 
@@ -25,6 +26,13 @@ def test_readme_has_the_table_that_the_reports_make():
 
 def test_every_backend_has_a_row():
     assert set(PATHS) == set(backends.BUILTIN)
+
+
+def test_doctor_claims_what_the_table_does():
+    claimed = {row["name"]: row["evidence"] for row in diagnosis()["backends"]}
+    shown = {name: state(name, reports()) for name in PATHS}
+    elsewhere = {name for name in shown if shown[name].startswith("verified on")}  # a device of another machine
+    assert [name for name in PATHS if name not in elsewhere and not shown[name].startswith(claimed[name])] == []
 
 
 @pytest.mark.parametrize(

@@ -357,6 +357,9 @@ class Explanation:
         from rich.markup import escape
         from rich.table import Table
 
+        if not (self.graphs or self.graph_breaks or self.fallbacks or self.objectives):
+            yield escape(f"{self.name} on {self.backend} ({self.path}): not called yet: its first call compiles it")
+            return
         yield escape(self.headline())
         for objective in self.objectives:
             yield escape(f"{'' if objective.met else 'UNMET '}{objective}")

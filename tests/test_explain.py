@@ -69,7 +69,26 @@ def test_it_prints_a_table(capsys):
 
 
 def test_before_the_first_call_there_is_nothing_to_tell():
-    assert pt.explain(pt.compile(model(), backend="xla"), show=False).compiles == []
+    explanation = pt.explain(pt.compile(model(), backend="xla"), show=False)
+    assert explanation.compiles == []
+    assert str(explanation) == "Model on xla (stablehlo): not called yet: its first call compiles it"
+
+
+@pytest.mark.parametrize(
+    ("backend", "how", "indexing"),
+    [("cpu", "inductor", "aten.select.int"), ("cpu:eager", "eager", "<built-in function getitem>")],
+)
+def test_python_on_sizes_and_on_several_results_is_no_op(backend, how, indexing):
+    def several(x):
+        values, _ = x.max(0)
+        return torch.split(x, 2)[1] + x[0] * (x.shape[0] * 2) + values
+
+    compiled = pt.compile(several, backend=backend, dynamic=True)
+    compiled(torch.ones(4, 4))
+    ops = pt.explain(compiled, show=False).ops
+    assert ops[indexing] == {how: 1}  # x[0] alone
+    assert sum(ops.get(name, {}).get(how, 0) for name in ("<built-in function mul>", "aten.mul.Tensor")) == 1
+    assert ("<built-in function getitem>" in ops) == (backend == "cpu:eager")
 
 
 def test_what_was_not_compiled_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import shutil
 import time
 from collections import Counter
@@ -57,7 +58,7 @@ class NativeBackend(Backend):
 
     def _eager(self, gm: fx.GraphModule, graph: GraphRecord, record: Record) -> Callable[..., Any]:
         if not installed("jax"):  # the registry of kernels needs it
-            counted = Counter((str(n.target), "eager") for n in gm.graph.nodes if n.op == "call_function")
+            counted = calls(gm, "eager")
         else:
             from portable.kernels import substitution
             from portable.kernels.choice import Choice, whole_ops
@@ -65,7 +66,7 @@ class NativeBackend(Backend):
             choice = Choice.here(self.label(), self.path, record.kernels)
             substitution.substitute_eager(gm, choice)
             choice.note(graph)
-            counted = substitution.counted(gm, "eager")
+            counted = substitution.counted(gm, "eager") - python_calls(gm, "eager")
             for op in whole_ops(self.label(), self.path, record.kernels):
                 if "." in op and not any(decided == op for decided, _ in choice.decisions):
                     graph.decisions[op, ""] = (Decision("portable", _NOT_IN_EAGER), 0)
@@ -127,7 +128,7 @@ class NativeBackend(Backend):
         """What puts kernels into an ATen graph and counts its calls; Inductor's decompositions without the ops that are
         kept whole for their kernels, None where nothing is."""
         if not installed("jax"):  # the registry of kernels needs it
-            return _counted, None
+            return functools.partial(calls, how="inductor"), None
 
         from torch._inductor.decomposition import select_decomp_table
 
@@ -148,7 +149,7 @@ class NativeBackend(Backend):
             choice = Choice.here(self.label(), self.path, record.kernels)
             substitution.substitute(aten, choice, whole, every)
             choice.note(graph)
-            return substitution.counted(aten, "inductor")
+            return substitution.counted(aten, "inductor") - python_calls(aten, "inductor")
 
         return substitute, {op: f for op, f in every.items() if op not in kept} if kept else None
 
@@ -159,5 +160,22 @@ _NOT_IN_EAGER = (
 )
 
 
-def _counted(aten: fx.GraphModule) -> Counter[tuple[str, str]]:
-    return Counter((str(n.target), "inductor") for n in aten.graph.nodes if n.op == "call_function")
+def calls(gm: fx.GraphModule, how: str) -> Counter[tuple[str, str]]:
+    """The graph's calls of ops by (op, ``how``)."""
+    every = Counter((str(n.target), how) for n in gm.graph.nodes if n.op.startswith("call_"))
+    return every - python_calls(gm, how)
+
+
+def python_calls(gm: fx.GraphModule, how: str) -> Counter[tuple[str, str]]:
+    """The graph's calls of Python's operators on no tensor, by (operator, ``how``): one of several results is taken,
+    sizes are computed."""
+    return Counter(
+        (str(n.target), how)
+        for n in gm.graph.nodes
+        if getattr(n.target, "__module__", "") == operator.getitem.__module__
+        and not any(isinstance(_value(a), torch.Tensor) for a in n.all_input_nodes)
+    )
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))  # of Dynamo, of AOTAutograd

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ import torch
 from torch import fx
 
 from portable.backends.base import Backend, State, ask, installed
-from portable.backends.native import NativeBackend
+from portable.backends.native import NativeBackend, calls
 from portable.errors import BackendUnavailableError, UnsupportedInputError
 from portable.explain import Compilation, GraphRecord, Record, ran
 
@@ -58,7 +57,7 @@ class VendorBackend(NativeBackend):
                 self.check_input(x, name)
             self._check_static(x, name)
         capture_s = graph.since_call()
-        counted = Counter((str(n.target), "vendor") for n in gm.graph.nodes if n.op.startswith("call_"))
+        counted = calls(gm, "vendor")
         compiled = self._compiler()(gm, list(example_inputs))
         graph.ops.update(counted)
         record.add(Compilation(graph.index, "graph", graph.cause, capture_s, 0.0, graph.since_call() - capture_s))

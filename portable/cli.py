@@ -44,6 +44,8 @@ class _Commands(typer.core.TyperGroup):
             return super().get_command(ctx, cmd_name)
         command = typer.main.get_command(_installed(self.elsewhere[cmd_name]).app)
         command.name = cmd_name
+        # options of a program that stands alone: `portable` has none of them
+        command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
         return command
 
 
@@ -143,7 +145,10 @@ def env(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("variable", "type", "default", "set to", "meaning", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("variable", no_wrap=True, min_width=max(len(name) for name in config.VARIABLES))
+    for title in ("type", "default", "set to", "meaning"):
+        table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*(escape(str(row[key])) for key in ("name", "type", "default", "value", "doc")))
     console.print(table)
@@ -234,8 +239,9 @@ def check(
 ) -> None:
     """Compile a model for devices that are not here: does it compile, does it fit, what does it cost?
 
-    The function is called with the meta device as torch's default, so that weights take no memory. Exit status 1 if
-    the model does not compile or does not fit somewhere.
+    The function is called with the meta device as torch's default, so that weights take no memory.
+
+    Exit status 1 if the model does not compile or does not fit somewhere.
     """
     import torch
 

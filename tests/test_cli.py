@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from portable import backends, cli, config
@@ -63,6 +64,37 @@ def test_doctor_says_for_which_absent_devices_a_backend_compiles(monkeypatch):
     )  # fmt: skip
     assert rows["cpu"]["evidence"] == "verified here"
     assert "can compile for: arc max" in portable("doctor", "--verbose").output
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_env_cuts_nothing_in_a_narrow_terminal(columns, monkeypatch):
+    path = "/a/folder/with/a/rather/long/name/on/some/disk/ledger.sqlite"
+    monkeypatch.setattr(cli, "console", Console(width=columns))
+    shown = portable("env", PORTABLE_LEDGER=path).output
+    for variable in config.VARIABLES.values():
+        assert variable.name in shown
+    assert path in _folded(shown, "set to")
+    assert config.VARIABLES["PORTABLE_LEDGER"].default in _folded(shown, "default")
+
+
+def _folded(shown: str, title: str) -> str:
+    """The text of one column of a table, its folded lines joined."""
+    titles = shown.splitlines()[0]
+    start = titles.index(title)
+    end = start + len(title) + len(titles[start + len(title) :]) - len(titles[start + len(title) :].lstrip())
+    return "".join(line[start:end].strip() for line in shown.splitlines()[1:])
+
+
+def test_no_command_offers_shell_completion():
+    for command in ("bench", "check", "doctor"):
+        shown = portable(command, "--help")
+        assert shown.exit_code == 0
+        assert "completion" not in shown.output
+
+
+def test_the_help_of_check_breaks_no_sentence():
+    shown = portable("check", "--help", COLUMNS="200", TERM="dumb", NO_COLOR="1").output
+    assert "Exit status 1 if the model does not compile or does not fit somewhere." in shown
 
 
 def test_env_prints_every_variable():

@@ -35,7 +35,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, machine-readable.")] = False,
 ) -> None:
     """The decisions in force, the verdicts they rest on, whether they count here, and the kernels in quarantine."""
-    ledger = Ledger()
+    ledger = Ledger(set_aside=False)
     decided = ledger.decisions(op, backend=backend, history=history)
     measured = ledger.verdicts(op, backend=backend)
     quarantines = [q for q in ledger.quarantines(history=history) if op in (None, q.op)]
@@ -65,7 +65,7 @@ def show(
 @app.command("export")
 def export_(path: Annotated[Path, typer.Argument(help="JSON file.")], op: Op = None, backend: OnBackend = None) -> None:
     """Write verdicts and the decisions in force to a JSON file."""
-    number = Ledger().export_json(path, op=op, backend=backend)
+    number = Ledger(set_aside=False).export_json(path, op=op, backend=backend)
     console.print(f"{_count(number, 'verdict')} written to {path}", markup=False)
 
 

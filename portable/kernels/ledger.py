@@ -62,19 +62,22 @@ class Ledger:
     Args:
         path: default PORTABLE_LEDGER. Nothing is made before the first write; a ledger that does not exist is empty.
         timeout_s: how long to wait for other processes.
+        set_aside: False for who only looks: a damaged file is then an error, and left as it is.
 
-    Every method raises `LedgerError` where the file cannot be read (or written), stays locked, or belongs to a newer
-    version. A damaged file is set aside under another name, with a warning, and a new one begun.
+    Every method raises `LedgerError` where the file cannot be read (or written), stays locked, is no ledger, or belongs
+    to a newer version. A damaged ledger is set aside under another name, with a warning, and a new one begun.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, timeout_s: float = 30.0, set_aside: bool = True
+    ) -> None:
         try:
             self.path = Path(path or config.get("PORTABLE_LEDGER")).expanduser().resolve()
         except (OSError, RuntimeError) as failure:
             raise LedgerError(
                 f"the ledger's path is not usable: {failure}", remedy="set PORTABLE_LEDGER to an absolute path"
             ) from failure
-        self._storage = Storage(self.path, timeout_s)
+        self._storage = Storage(self.path, timeout_s, set_aside)
 
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r})"

@@ -7,6 +7,8 @@ What shapes it:
 * Writers queue on a lock file beside the ledger; the system releases it when its holder dies. SQLite's own locks stay
   in force for other programs. A damaged file is set aside under the same lock, so no writer can be writing to it.
 * A commit is on the disk (synchronous=FULL) before `write` returns.
+* PORTABLE_LEDGER may name any file of the user's: what is no ledger is refused before anything is opened or made, and
+  only a damaged ledger is set aside.
 """
 
 from __future__ import annotations
@@ -29,6 +31,11 @@ from portable.errors import LedgerError
 
 APPLICATION = 0x504F5254  # "PORT": SQLite's application_id of a ledger
 ANOTHER_FILE = "set PORTABLE_LEDGER to a file that you can write"
+ANOTHER_PATH = "set PORTABLE_LEDGER to another path, or remove the file"
+SQLITE_HEADER = b"SQLite format 3\0"
+HEADER_BYTES = 100
+APPLICATION_AT = 68  # where the header keeps the application_id, in four bytes (https://sqlite.org/fileformat.html)
+SUFFIXES = (".sqlite", ".sqlite3", ".db")  # by which a file whose header is lost still counts as a ledger
 
 # Step n brings a file from version n to version n + 1, in one transaction for all steps. Steps are only ever appended.
 SCHEMA: tuple[str, ...] = (
@@ -72,25 +79,35 @@ class Storage:
     Args:
         path: the file; it and its folder are made by the first write.
         timeout_s: how long to wait for another process before giving up.
+        set_aside: whether `read` may set a damaged file aside; else it is left as it is, and refused.
     """
 
-    def __init__(self, path: Path, timeout_s: float) -> None:
+    def __init__(self, path: Path, timeout_s: float, set_aside: bool = True) -> None:
         self.path = path
         self.timeout_s = timeout_s
+        self.set_aside = set_aside
         self._sound: tuple[int, int] | None = None  # the file that was checked: (device, inode)
 
     def read(self, query: Query[T]) -> T:
         """What ``query`` finds. A ledger that does not exist is empty; a damaged one is set aside and is then empty.
 
         Raises:
-            LedgerError: the file cannot be read, is locked, or belongs to a newer version or another program.
+            LedgerError: the file cannot be read, is locked, is no ledger, or belongs to a newer version; it is damaged,
+                and not to be set aside.
         """
         try:
+            self._refuse_another_file()
             try:
                 return self._attempt(query)
             except sqlite3.DatabaseError as failure:
                 if not _is_damage(failure):
                     raise
+                if not self.set_aside:
+                    raise LedgerError(
+                        f"the ledger {self.path} is damaged ({failure}); it is left as it is",
+                        remedy="the next program or `portable bench` that uses it keeps it under another name and "
+                        "begins a new one; or restore the file",
+                    ) from failure
                 if not self._writable():
                     config.logger().warning("%s is damaged and read-only (%s): it counts as empty", self.path, failure)
                     return _closing_after(query, self._nothing())
@@ -105,9 +122,10 @@ class Storage:
 
         Raises:
             LedgerError: the file or its folder is read-only, the disk is full, the file stays locked longer than
-                ``timeout_s``, or belongs to a newer version or another program.
+                ``timeout_s``, is no ledger, or belongs to a newer version.
         """
         try:
+            self._refuse_another_file()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if not self._writable():
                 raise PermissionError(errno.EACCES, "no permission to write")
@@ -123,6 +141,38 @@ class Storage:
             raise self._error(failure, "write") from failure
 
     # Opening.
+
+    def _refuse_another_file(self) -> None:
+        """Refuse a file that was never a ledger; nothing of it changes, and nothing is made beside it.
+
+        Raises:
+            LedgerError: another program's database; or a file that is no readable database, unless its name is one's.
+        """
+        header = self._header()
+        if header and not header.startswith(SQLITE_HEADER) and self.path.suffix not in SUFFIXES:
+            raise LedgerError(f"{self.path} is not a ledger; it is left as it is", remedy=ANOTHER_PATH)
+        if header.startswith(SQLITE_HEADER) and len(header) == HEADER_BYTES and not _is_ledgers(header):
+            self._refuse_another_program()
+
+    def _header(self) -> bytes:
+        """How the file begins; nothing where there is none, or where it cannot be read, which is SQLite's to report."""
+        if self.path.is_file():
+            with contextlib.suppress(FileNotFoundError, PermissionError), self.path.open("rb") as file:
+                return file.read(HEADER_BYTES)
+        return b""
+
+    def _refuse_another_program(self) -> None:
+        """The same for a database whose header is not a ledger's: it may be one that is still in SQLite's log alone."""
+        # immutable: SQLite makes no file beside it; with a log it has to, and a reader moves nothing out of that
+        options = "mode=ro" if _beside(self.path, "-wal").exists() else "mode=ro&immutable=1"
+        try:
+            with closing(self._connect(f"{self.path.as_uri()}?{options}")) as db:
+                self._until_free(lambda: self._check_application(db))
+        except sqlite3.DatabaseError as failure:
+            # a new ledger looks damaged to a reader without locks while it is first moved out of its log
+            if _is_damage(failure) and self.path.suffix not in SUFFIXES and not _is_ledgers(self._header()):
+                raise self._of_another_program() from failure
+            # what keeps a reader out keeps `read` and `write` out too, and they say what it is
 
     def _attempt(self, query: Query[T]) -> T:
         return _closing_after(query, self._open_for_reading() if self.path.exists() else self._nothing())
@@ -200,10 +250,7 @@ class Storage:
 
     def _check(self, db: sqlite3.Connection) -> int:
         """The version of the file, once it is known to be sound and a ledger that this version of portable knows."""
-        version: int = db.execute("PRAGMA user_version").fetchone()[0]
-        application = db.execute("PRAGMA application_id").fetchone()[0]
-        if application != APPLICATION and (version or db.execute("SELECT 1 FROM sqlite_master").fetchone()):
-            raise LedgerError(f"{self.path} is the SQLite file of another program, not a ledger", remedy=ANOTHER_FILE)
+        version = self._check_application(db)
         if version > len(SCHEMA):
             raise LedgerError(
                 f"the ledger {self.path} is of version {version}; this portable knows versions up to {len(SCHEMA)}",
@@ -216,6 +263,17 @@ class Storage:
                 raise _Damaged("; ".join(findings))
             self._sound = (about.st_dev, about.st_ino)
         return version
+
+    def _check_application(self, db: sqlite3.Connection) -> int:
+        """The version of the file, once it is known to be nobody else's."""
+        version: int = db.execute("PRAGMA user_version").fetchone()[0]
+        application = db.execute("PRAGMA application_id").fetchone()[0]
+        if application != APPLICATION and (version or db.execute("SELECT 1 FROM sqlite_master").fetchone()):
+            raise self._of_another_program()
+        return version
+
+    def _of_another_program(self) -> LedgerError:
+        return LedgerError(f"{self.path} is the SQLite file of another program, not a ledger", remedy=ANOTHER_PATH)
 
     # Locks, permissions, damage.
 
@@ -320,6 +378,10 @@ def _statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
+
+
+def _is_ledgers(header: bytes) -> bool:
+    return header[APPLICATION_AT : APPLICATION_AT + 4] == APPLICATION.to_bytes(4, "big")
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -550,6 +550,70 @@ def test_the_file_of_another_program_is_refused_and_left_alone(ledger):
     assert ledger.path.read_bytes() == before
 
 
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_another_program_s_database_stays_untouched_whatever_is_open(ledger, mode):
+    theirs = sqlite3.connect(ledger.path)
+    theirs.execute(f"PRAGMA journal_mode = {mode}")
+    theirs.execute("CREATE TABLE theirs (x)")
+    theirs.commit()
+    before = {p.name: p.read_bytes() for p in ledger.path.parent.iterdir() if not p.name.endswith("-shm")}
+    for use in (ledger.verdicts, lambda: ledger.add(verdict())):
+        with pytest.raises(LedgerError, match=r"another program(?s:.*)PORTABLE_LEDGER"):
+            use()
+    after = {p.name: p.read_bytes() for p in ledger.path.parent.iterdir() if not p.name.endswith("-shm")}
+    theirs.close()
+    assert after == before
+
+
+def test_another_program_s_database_that_is_damaged_is_not_set_aside(tmp_path):
+    path = tmp_path / "history"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE theirs (x)")
+    db.close()
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff" * 100)  # the page that says which tables there are
+    refused_and_untouched(path, "another program")
+
+
+def refused_and_untouched(path: Path, match: str) -> None:
+    """Neither reading nor writing changes the file or its folder."""
+    before, beside = path.read_bytes(), sorted(path.parent.iterdir())
+    for use in (Ledger(path).verdicts, lambda: Ledger(path).add(verdict())):
+        with pytest.raises(
+            LedgerError, match=rf"{match}(?s:.*)set PORTABLE_LEDGER to another path, or remove the file"
+        ):
+            use()
+    assert path.read_bytes() == before
+    assert sorted(path.parent.iterdir()) == beside
+
+
+@pytest.mark.parametrize("content", ["import torch\n", "x", "SQL" * 5000], ids=["text", "byte", "long"])
+def test_a_file_that_was_never_a_ledger_is_refused_and_untouched(tmp_path, content):
+    path = tmp_path / "models.py"
+    path.write_text(content)
+    refused_and_untouched(path, "is not a ledger")
+
+
+def test_a_ledger_of_any_name_that_is_damaged_is_set_aside(tmp_path):
+    ledger = Ledger(tmp_path / "measurements")
+    many(ledger)
+    truncated(ledger.path)
+    assert ledger.verdicts() == []
+    assert len(list(tmp_path.glob("measurements.damaged-*[0-9Z]"))) == 1
+
+
+def test_a_ledger_that_is_still_in_the_log_alone_is_read(tmp_path):
+    ledger = Ledger(tmp_path / "measurements")
+    holder = sqlite3.connect(ledger.path)
+    holder.execute("PRAGMA journal_mode = WAL")
+    holder.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    ledger.add(v := verdict())  # who closes the file last moves the log into it: here that is the holder
+    assert ledger.path.read_bytes()[storage.APPLICATION_AT :][:4] == bytes(4)
+    assert Ledger(ledger.path).verdicts() == [v]
+    holder.close()
+
+
 def test_a_newer_version_is_refused_by_name_and_left_alone(ledger):
     ledger.add(verdict())
     with sqlite3.connect(ledger.path) as db:
@@ -878,6 +942,17 @@ def test_show_says_what_is_in_force_and_what_is_stale_and_why(ledger):
     assert "torch 2.13.0 → " in shown
     assert "2 verdicts, 2 decisions, 1 stale" in shown
     assert "500 ms [250, 750] ratio ≤ 1.25 measured" in command(ledger, "show", "--verdicts")
+
+
+@pytest.mark.parametrize("arguments", [("show",), ("show", "--json"), ("export", "out.json")])
+def test_commands_that_read_report_a_damaged_ledger_and_move_nothing(ledger, arguments):
+    many(ledger)
+    truncated(ledger.path)
+    before = ledger.path.read_bytes()
+    with pytest.raises(LedgerError, match=r"is damaged(?s:.*)left as it is(?s:.*)begins a new one"):
+        command(ledger, *arguments)
+    assert ledger.path.read_bytes() == before
+    assert list(ledger.path.parent.glob("*damaged*")) == []
 
 
 def test_show_speaks_json(ledger):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from portable.backends.check import Check
     from portable.lowering.coverage import Coverage
 
+
 def compile(
     model: Any = None,
     *,

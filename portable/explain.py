@@ -110,6 +110,7 @@ class GraphRecord:
         cause: why it was captured.
         decisions: {(op, signature): (Decision, calls)} for the ops that have kernels.
         arguments_of: {(op, signature): (args, kwargs)} of the same, tensors as Specs.
+        told: the record's own, see `Record.told`.
     """
 
     index: int
@@ -120,6 +121,7 @@ class GraphRecord:
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
     decisions: dict[tuple[str, str], Any] = field(default_factory=dict)
     arguments_of: dict[tuple[str, str], Any] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
 
     def since_call(self) -> float:
         """Seconds since the call that led to this graph, or since the graph before it was done."""
@@ -171,7 +173,7 @@ class Record:
         self.breaks: list[GraphBreak] = []
         self.fallbacks: dict[Fallback, int] = {}
         self.notes: dict[Note, None] = {}  # a set that keeps its order
-        self.told: set[str] = set()  # the ops whose fallback was warned of
+        self.told: set[str] = set()  # what was warned of: ops that fell back, kernels that were named and do not run
         self.frozen = False
         self.kernels = kernels
         self.objectives: list[Any] = []  # `PathDecision`s, of all paths of the model together
@@ -218,7 +220,7 @@ class Record:
         with self._lock:
             cause = _difference(self._by_frame.get(frame), arguments, signature)
             began = getattr(_thread, "began", time.perf_counter())
-            graph = GraphRecord(len(self.graphs), arguments, signature, cause, began)
+            graph = GraphRecord(len(self.graphs), arguments, signature, cause, began, told=self.told)
             self.graphs.append(graph)
             self._by_frame[frame] = graph
         return graph

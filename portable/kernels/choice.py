@@ -5,6 +5,7 @@ This is where the ledger is read; the choosing itself is `select`, which is pure
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -108,11 +109,22 @@ class Choice:
         return chosen
 
     def note(self, graph: GraphRecord) -> None:
-        """Enter what was decided into the record that `explain` reads."""
+        """Enter what was decided into the record that `explain` reads; warn once a model of each kernel that was named
+        and does not run."""
         for key, decision in self.decisions.items():
             _, before = graph.decisions.get(key, (decision, 0))
             graph.decisions[key] = (decision, before + self.calls[key])
         graph.arguments_of.update(self.arguments)
+        for (op, _), decision in self.decisions.items():
+            name = f"{op}/{self.policy.named(op)}"
+            why = dict(decision.rejected).get(name, "")
+            if why and name not in graph.told:
+                graph.told.add(name)
+                warnings.warn(
+                    f"kernel {name} is named and does not run in a call, the portable path does: {why} "
+                    f"(PORTABLE_KERNELS={op}=off or auto runs it without this warning; pt.explain lists it)",
+                    stacklevel=2,
+                )
 
 
 def whole_ops(backend: str, path: str, policy: Policy | None = None) -> frozenset[str]:

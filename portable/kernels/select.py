@@ -54,7 +54,7 @@ class Decision:
         provider: "portable" or a kernel's provider.
         why: for people.
         verdict: id of the verdict it rests on, '' if none.
-        rejected: (kernel, why not) for each candidate that does not run.
+        rejected: (kernel, why not) for each candidate that does not run, one that was named first.
     """
 
     provider: str
@@ -107,7 +107,8 @@ def select(
     """
     named = policy.named(op)
     able = {k.provider: k.not_on(path) or barred or quarantined(k.name) or k.why_not(args, kwargs) for k in kernels}
-    rejected = tuple((k.name, able[k.provider]) for k in kernels if able[k.provider])
+    named_first = sorted(kernels, key=lambda k: k.provider != named)
+    rejected = tuple((k.name, able[k.provider]) for k in named_first if able[k.provider])
     if named == "off":
         return Decision("portable", "kernels are off (PORTABLE_KERNELS)", rejected=rejected)
     if named != "auto":

@@ -116,12 +116,46 @@ def test_a_kernel_of_torch_tensors_is_rejected_with_the_reason(kernel):
     def rms_norm(x, weight, eps):
         return x
 
-    compiled, got = run("rms_norm=torchy")
+    reason = 'the stablehlo path takes kernels with abi="jax", it has "torch"'
+    with pytest.warns(UserWarning, match=f"kernel rms_norm/torchy is named and does not run.*: {reason}"):
+        compiled, got = run("rms_norm=torchy")
     torch.testing.assert_close(got, block(X, W))
     (row,) = pt.explain(compiled, show=False).decisions["rms_norm"]
     ((name, why),) = [r for r in row.rejected if r[0] == "rms_norm/torchy"]
     assert row.runs_as == "portable"
-    assert why == 'the stablehlo path takes kernels with abi="jax", it has "torch"'
+    assert why == reason
+
+
+@pytest.mark.parametrize("backend", ["xla", "cpu"])
+@pytest.mark.parametrize("kernels", ["rms_norm=choosy", "choosy"])
+def test_a_kernel_that_is_named_and_cannot_run_is_warned_of_once_a_model(kernel, recwarn, backend, kernels):
+    @kernel("rms_norm", provider="choosy", backends=(backend,), abi="jax" if backend == "xla" else "torch",
+            accepts=lambda x, weight, eps: x.ndim == 3)  # fmt: skip
+    def rms_norm(x, weight, eps):
+        raise AssertionError
+
+    def twice(x, w):
+        y = pt.ops.rms_norm(x, w)
+        torch._dynamo.graph_break()
+        return pt.ops.rms_norm(y + 1, w)
+
+    compiled = pt.compile(twice, backend=backend, kernels=kernels, dynamic=False)
+    with torch.no_grad():
+        for x in (X, X[:2]):
+            torch.testing.assert_close(compiled(x, W), twice(x, W))
+    told = [str(w.message) for w in recwarn if "is named" in str(w.message)]
+    assert len(told) == 1
+    assert told[0].startswith("kernel rms_norm/choosy is named and does not run in a call, the portable path does: its predicate")
+
+
+def test_a_kernel_that_nobody_named_is_rejected_without_a_warning(kernel, recwarn):
+    @kernel("rms_norm", provider="torchy", backends=("xla",), abi="torch")
+    def rms_norm(x, weight, eps):
+        raise AssertionError
+
+    for kernels in ("auto", "off"):
+        run(kernels)
+    assert [w for w in recwarn if "rms_norm" in str(w.message)] == []
 
 
 def test_a_kernel_that_does_not_exist_is_refused_by_name(doubled):

@@ -97,6 +97,12 @@ def test_a_provider_that_is_named_runs_without_evidence():
         assert chosen(kernel(), kernel("other"), policy=policy) == Decision("mine", "named by PORTABLE_KERNELS")
 
 
+def test_of_the_kernels_that_do_not_run_the_one_that_was_named_comes_first():
+    refusing = [kernel(provider, accepts=lambda self, dim: False) for provider in ("a", "b", "c")]
+    for policy in (Policy("b"), Policy(by_op={OP: "b"})):
+        assert [name for name, _ in chosen(*refusing, policy=policy).rejected] == [f"{OP}/{p}" for p in "bac"]
+
+
 def test_what_is_named_for_the_op_comes_before_what_is_named_for_all():
     both = (kernel(), kernel("other"))
     assert chosen(*both, policy=Policy("mine", {OP: "other"})).provider == "other"

@@ -30,6 +30,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils import _pytree as pytree
 
 from portable import config
+from portable.backends import BUILTIN
 from portable.errors import KernelError, RegistrationError
 
 ABI = Literal["torch", "jax"]
@@ -141,8 +142,8 @@ def register_kernel(
             measured of the kernel no longer counts.
 
     Raises:
-        RegistrationError: no such op, a packet of overloads, a duplicate, an unknown abi, another signature than the
-            op's, a predicate that cannot be called with the op's arguments, or gradients where none are taken.
+        RegistrationError: no such op or backend, a packet of overloads, a duplicate, an unknown abi, another signature
+            than the op's, a predicate that cannot be called with the op's arguments, or gradients where none are taken.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,6 +240,21 @@ def overload_named(name: str) -> OpOverload | None:
     return found if isinstance(found, OpOverload) else None
 
 
+def _check_backends(name: str, backends: Sequence[str]) -> None:
+    """They exist. Those of other packages are not loaded for it: their own modules register kernels."""
+    unknown = [b for b in backends if b.partition(":")[0] not in BUILTIN]
+    if not unknown:
+        return
+    plugins = {entry.name for entry in importlib.metadata.entry_points(group="portable.backends")}
+    for backend in unknown:
+        if backend.partition(":")[0] not in plugins:
+            raise RegistrationError(
+                f"the kernel {name} is for backend {backend!r}, which does not exist",
+                remedy=f"one of {', '.join((*BUILTIN, *sorted(plugins - set(BUILTIN))))}; "
+                "that of another package exists once the package is installed",
+            )
+
+
 def _check_declaration(
     op: str, provider: str, backends: Sequence[str], dtypes: Sequence[torch.dtype] | None, abi: str
 ) -> None:
@@ -248,6 +264,7 @@ def _check_declaration(
         raise RegistrationError(f"provider {provider!r} is reserved", remedy="choose a name of your own")
     if isinstance(backends, str) or not backends:
         raise RegistrationError("backends= is a non-empty sequence of names", remedy='e.g. backends=("xla",)')
+    _check_backends(f"{op}/{provider}", backends)
     if dtypes is not None and not (isinstance(dtypes, Sequence) and all(isinstance(d, torch.dtype) for d in dtypes)):
         raise RegistrationError(f"dtypes={dtypes!r} are not torch dtypes", remedy="e.g. dtypes=(torch.float32,)")
     if abi not in ("torch", "jax"):

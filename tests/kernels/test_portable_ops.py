@@ -145,7 +145,9 @@ def test_a_kernel_that_is_named_and_cannot_run_is_warned_of_once_a_model(kernel,
             torch.testing.assert_close(compiled(x, W), twice(x, W))
     told = [str(w.message) for w in recwarn if "is named" in str(w.message)]
     assert len(told) == 1
-    assert told[0].startswith("kernel rms_norm/choosy is named and does not run in a call, the portable path does: its predicate")
+    assert told[0].startswith(
+        "kernel rms_norm/choosy is named and does not run in a call, the portable path does: its predicate"
+    )
 
 
 def test_a_kernel_that_nobody_named_is_rejected_without_a_warning(kernel, recwarn):

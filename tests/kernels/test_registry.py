@@ -54,6 +54,23 @@ def test_an_op_that_does_not_exist_or_is_a_packet_is_refused(kernel, op, message
         registered(kernel, op=op)
 
 
+@pytest.mark.parametrize("backends", [("bogus",), ("xla", "cpuu:eager")])
+def test_a_backend_that_does_not_exist_is_refused_with_those_that_do(kernel, backends):
+    name = backends[-1]
+    with pytest.raises(RegistrationError, match=rf"mine is for backend '{name}'(?s:.*)one of tpu, cuda, .*cpu, xla"):
+        registered(kernel, backends=backends)
+    assert (CUMSUM, "mine") not in registry.KERNELS
+
+
+def test_a_backend_of_another_package_is_known_without_being_loaded(kernel, monkeypatch):
+    entry = importlib.metadata.EntryPoint("acme", "no_such_module:Acme", "portable.backends")
+    found = importlib.metadata.EntryPoints([entry])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found.select(group=group))
+    assert registered(kernel, backends=("acme",)) in registry.kernels_for(CUMSUM, "acme:1")
+    with pytest.raises(RegistrationError, match="one of tpu, .*acme"):
+        registered(kernel, provider="other", backends=("bogus",))
+
+
 def test_a_duplicate_is_refused_and_the_first_stays(kernel):
     first = registered(kernel)
     with pytest.raises(RegistrationError, match=f"{CUMSUM}/mine is registered already"):

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from portable import backends, config
 from portable.backends.base import Backend, installed
-from portable.errors import ConfigError, PortableError, UnsupportedInputError
+from portable.errors import ConfigError, KernelError, PortableError, UnsupportedInputError
 from portable.explain import Fallback, Note, Record, call_began, runs
 
 if TYPE_CHECKING:
@@ -514,7 +514,7 @@ def _raise_plainly(failure: Exception, run: _Run, args: Any, kwargs: Any) -> NoR
     name."""
     inner = failure.inner_exception if isinstance(failure, BackendCompilerFailed) else failure
     if isinstance(inner, PortableError):
-        raise inner from None
+        raise inner from (inner.__cause__ if isinstance(inner, KernelError) else None)  # the line of a kernel's author
     run.check_inputs(args, kwargs)
     raise failure
 

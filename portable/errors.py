@@ -111,7 +111,7 @@ class ProgramError(PortableError):
 
 
 class KernelError(PortableError):
-    """A kernel gave something else than its op gives: another number of results, another dtype or shape."""
+    """A kernel raised, or gave something else than its op gives: another number of results, another dtype or shape."""
 
 
 class GraphCaptureError(PortableError):

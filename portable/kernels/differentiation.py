@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from portable.errors import KernelError
+from portable.errors import KernelError, PortableError
 from portable.kernels.registry import Kernel, own_arguments
 from portable.ops._op import keep_arguments, kept_arguments
 
@@ -56,7 +56,12 @@ class _Gradients:
         self, grads: Sequence[Tensor | None], needs: Sequence[bool], *arguments: Any, **kwargs: Any
     ) -> list[Tensor]:
         args = own_arguments(self._op, arguments, kwargs)
-        given = self._kernel.backward(grads, needs, *args)  # type: ignore[misc]
+        try:
+            given = self._kernel.backward(grads, needs, *args)  # type: ignore[misc]
+        except (PortableError, torch.OutOfMemoryError):  # which a program may catch, to go on with less
+            raise
+        except Exception as failure:  # of another author's kernel
+            raise self._wrong(f"raised {type(failure).__name__}: {failure}") from failure
         if len(given) != len(args):
             raise self._wrong(f"gave {len(given)} gradients for {len(args)} arguments")
         inputs = [x for x in (*grads, *args) if isinstance(x, Tensor)]

@@ -75,6 +75,13 @@ class Kernel:
     def takes_context(self) -> bool:
         return next(iter(inspect.signature(self.implementation).parameters), "") == "ctx"
 
+    def error(self, what: str) -> KernelError:
+        """The kernel is wrong: it ``what``, e.g. "gave 2 results instead of 1"."""
+        return KernelError(
+            f"kernel {self.name} {what}",
+            remedy=f"mend the kernel, or run without it: PORTABLE_KERNELS={self.op}=off",
+        )
+
     def why_not(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
         """Why the kernel does not take these arguments; '' if it does. A predicate that raises or is no bool
         refuses."""

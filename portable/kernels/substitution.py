@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from portable.errors import KernelError, RegistrationError
+from portable.errors import PortableError, RegistrationError
 from portable.kernels import differentiation
 from portable.kernels.choice import Choice
 from portable.kernels.registry import Kernel, op_name, own_arguments
@@ -237,14 +237,19 @@ class _Implementation:
             if len(self._types) >= _MOST_TYPES:
                 self._types.clear()
             self._types[key] = self._types_for(args, kwargs)
-        given = self._kernel.implementation(*all_arguments(self._op, args), **kwargs)
+        try:
+            given = self._kernel.implementation(*all_arguments(self._op, args), **kwargs)
+        except (PortableError, torch.OutOfMemoryError):  # which a program may catch, to go on with less
+            raise
+        except Exception as failure:  # of another author's kernel
+            raise self._kernel.error(f"raised {type(failure).__name__}: {failure}") from failure
         wanted = self._types[key]
         if wanted is None:
             return given
         inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         results = tuple(given) if isinstance(given, (tuple, list)) else (given,)
         if len(results) != len(wanted):
-            raise self._wrong(f"gave {len(results)} results instead of {len(wanted)}")
+            raise self._kernel.error(f"gave {len(results)} results instead of {len(wanted)}")
         conformed = [self._conform(x, want, inputs) for x, want in zip(results, wanted, strict=True)]
         return tuple(conformed) if isinstance(given, (tuple, list)) else conformed[0]
 
@@ -254,7 +259,7 @@ class _Implementation:
         shape, stride, dtype = want
         if not isinstance(x, torch.Tensor) or x.shape != shape or x.dtype != dtype:
             got = f"{x.dtype}{list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-            raise self._wrong(f"gave {got} instead of {dtype}{list(shape)}")
+            raise self._kernel.error(f"gave {got} instead of {dtype}{list(shape)}")
         if x.stride() != stride:
             return x.new_empty_strided(shape, stride).copy_(x)
         aliased = any(torch._C._is_alias_of(x, y) for y in inputs)  # type: ignore[attr-defined]
@@ -270,12 +275,6 @@ class _Implementation:
                 return None
         outs = out if isinstance(out, (tuple, list)) else (out,)
         return [(x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else None for x in outs]
-
-    def _wrong(self, what: str) -> KernelError:
-        return KernelError(
-            f"kernel {self._kernel.name} {what}",
-            remedy=f"mend the kernel, or run without it: PORTABLE_KERNELS={self._kernel.op}=off",
-        )
 
 
 def all_arguments(op: OpOverload, args: Sequence[Any]) -> list[Any]:

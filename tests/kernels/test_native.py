@@ -226,6 +226,31 @@ def test_a_kernel_of_another_dtype_or_shape_is_named(kernel, result, message):
         run(lambda x: x.cumsum(0), X, kernels=f"{CUMSUM}=bad")
 
 
+@pytest.mark.parametrize("backend", ["cpu", "cpu:eager"])
+def test_a_kernel_that_raises_is_named_with_what_it_raised(kernel, backend):
+    @kernel("rms_norm", provider="bad", backends=("cpu",))
+    def rms_norm(x, weight, eps):
+        return x / (1 // 0)
+
+    compiled = pt.compile(pt.ops.rms_norm, backend=backend, kernels="rms_norm=bad")
+    with (
+        torch.no_grad(),
+        pytest.raises(KernelError, match=r"kernel rms_norm/bad raised ZeroDivisionError(?s:.*)rms_norm=off") as raised,
+    ):
+        compiled(X, W)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_memory_that_runs_out_in_a_kernel_is_torch_s_own_error(kernel):
+    @kernel("rms_norm", provider="bad", backends=("cpu",))
+    def rms_norm(x, weight, eps):
+        raise torch.OutOfMemoryError("no more")
+
+    compiled = pt.compile(pt.ops.rms_norm, backend="cpu", kernels="rms_norm=bad")
+    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
+        compiled(X, W)
+
+
 def test_a_kernel_may_give_other_strides_or_its_input(kernel):
     @kernel(CUMSUM, provider="turned", backends=("cpu",))
     def turned(self, dim, *, dtype=None):
@@ -354,6 +379,7 @@ def test_training_with_a_dynamic_size_uses_them_too(differentiable, calls):
         (lambda g: (g,), "gave 1 gradients for 3 arguments"),
         (lambda g: (g.double(), None, None), r"gave torch.float64\[4, 8\] as the gradient of argument 0, which is"),
         (lambda g: (g[:2], None, None), r"gave torch.float32\[2, 8\] as the gradient"),
+        (lambda g: 1 // 0, "raised ZeroDivisionError"),
     ],
 )
 def test_a_wrong_gradient_is_named(kernel, gradients, message):

@@ -75,10 +75,10 @@ class Kernel:
     def takes_context(self) -> bool:
         return next(iter(inspect.signature(self.implementation).parameters), "") == "ctx"
 
-    def error(self, what: str) -> KernelError:
-        """The kernel is wrong: it ``what``, e.g. "gave 2 results instead of 1"."""
+    def error(self, what: str, where: str = "") -> KernelError:
+        """The kernel is wrong: it ``what``, e.g. "gave 2 results instead of 1"; ``where``: the user's line."""
         return KernelError(
-            f"kernel {self.name} {what}",
+            f"kernel {self.name}{f' at {where}' if where else ''} {what}",
             remedy=f"mend the kernel, or run without it: PORTABLE_KERNELS={self.op}=off",
         )
 

@@ -300,17 +300,19 @@ class Program:
 
     def _wrong(
         self, op: OpOverload, message: str, by: Kernel | registry.Rule | None, failure: Exception | None = None
-    ) -> LoweringError:
+    ) -> PortableError:
         """What is wrong with an op's result or failed, and whose it is to mend."""
-        at = "" if by is None else by.where if isinstance(by, registry.Rule) else registry.place(by.implementation)
-        if registry.is_own(at):
+        if isinstance(by, Kernel):
+            return by.error(message, self._where)
+        if by is None or registry.is_own(by.where):
             return LoweringError(str(op), message, where=self._where)
-        file = at.rpartition(":")[0]
+        file = by.where.rpartition(":")[0]
         frames = traceback.walk_tb(failure.__traceback__ if failure else None)
         lines = [line for frame, line in frames if frame.f_code.co_filename == file]
         failed = f", which failed in line {lines[-1]}" if lines else ""
-        what = "lowering" if isinstance(by, registry.Rule) else "kernel"
-        return LoweringError(str(op), message, where=self._where, remedy=f"mend the {what} at {at}{failed}")
+        return LoweringError(
+            str(op), message, where=self._where, remedy=f"mend the lowering at {by.where}{failed}"
+        )
 
     def _checked(self, op: OpOverload, value: Any, result: Any, by: Kernel | registry.Rule | None) -> Any:
         if isinstance(result, Spec):

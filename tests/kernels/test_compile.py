@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import portable as pt
-from portable.errors import ConfigError
+from portable.errors import ConfigError, KernelError
 from portable.kernels import registry
 from portable.kernels.fingerprint import Fingerprint, fingerprint
 from portable.kernels.ledger import Ledger, Verdict
@@ -161,6 +161,25 @@ def test_a_provider_that_the_op_does_not_have_is_refused(doubled):
 def test_a_provider_that_no_kernel_has_is_refused(doubled):
     with pytest.raises(ConfigError, match="(?s)'nonsense'.*doubled"):
         compiled("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda x: x / (1 // 0), r"failed for \(float32\[3, 4\]\): ZeroDivisionError"),
+        (lambda x: x.astype("float16"), r"gave float16\[3, 4\], torch gives float32\[3, 4\]"),
+        (lambda x: x[:2], r"gave float32\[2, 4\], torch gives float32\[3, 4\]"),
+        (lambda x: None, "gave None, torch gives"),
+    ],
+)
+def test_a_kernel_that_is_wrong_is_named_and_not_the_lowering(kernel, result, message):
+    @kernel(OP, provider="bad", backends=("xla",), abi="jax")
+    def sinh(self):
+        return result(self)
+
+    with pytest.raises(KernelError, match=rf"kernel {OP}/bad at test_compile.py:\d+.* {message}") as raised:
+        compiled(f"{OP}=bad")
+    assert raised.value.remedy == f"mend the kernel, or run without it: PORTABLE_KERNELS={OP}=off"
 
 
 def test_a_rollback_goes_back_to_portable(doubled, decide):

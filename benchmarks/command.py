@@ -59,11 +59,11 @@ def bench(
         name = str(backends.get(backends.selected(backend or None)))
         slos = slos_of(name, slo)
         fingerprint = fingerprint_of(name)
+    gate = gate_of(name, slos)
     out_folder(out)
     with console.status("measuring the machine's peak …"):
         peak = peak_of(name)
     budget_s = budget or min(runner.BUDGET_S[suite if not op else "all"], 20.0 * len(workloads))
-    gate = gate_of(name, slos)
     found = runner.run(workloads, name, slos, budget_s=budget_s, compare=baselines, gate=gate, peak=peak)
     rows = list(progress(found, workloads, budget_s))
     content = results.to_dict(
@@ -81,8 +81,8 @@ def bench(
     findings = results.compare(content, earlier, selected) if earlier else []
     report.write(out / "report.html", rows, content, findings)
     show(rows, findings)
-    ledger = "   verdicts written to the ledger" if gate else ""
-    console.print(f"{text.tally(rows)}        report: {out / 'report.html'}{ledger}", highlight=False)
+    written = f"   {gate.said()}" if gate else ""
+    console.print(f"{text.tally(rows)}        report: {out / 'report.html'}{written}", highlight=False)
     raise typer.Exit(status(rows, findings))
 
 
@@ -167,7 +167,11 @@ def peak_of(backend: str) -> Any:
 
 
 def gate_of(backend: str, slos: Any) -> Any:
-    """The gate that decides about kernels for ``backend``; None where there is none: measure and report only."""
+    """The gate that decides about kernels for ``backend``; None where there is none: measure and report only.
+
+    Raises:
+        LedgerError: what is measured could not be stored.
+    """
     from portable import backends
     from portable.kernels import registry
     from portable.slo.gate import Gate
@@ -175,7 +179,11 @@ def gate_of(backend: str, slos: Any) -> Any:
     from .gating import Gating
 
     label = backends.get(backend).label()
-    return Gating(Gate(backend, label), slos) if registry.ops_with_kernels(label) else None
+    if not registry.ops_with_kernels(label):
+        return None
+    gate = Gate(backend, label)
+    gate.ledger.require_writable()
+    return Gating(gate, slos)
 
 
 def out_folder(path: Path) -> None:

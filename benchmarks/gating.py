@@ -85,6 +85,11 @@ class Gating:
         limit_s = row.judgement.limit_s if row.judgement else None
         return _summary(outcomes, lambda: with_kernels(workload, backend, left), limit_s)
 
+    def said(self) -> str:
+        """What this run added to the ledger."""
+        number = self.gate.written
+        return f"{number or 'no'} verdict{'' if number == 1 else 's'} written to the ledger {self.gate.ledger.path}"
+
     def _outcome(self, workload: Workload, row: Row, slo: SLO, unit: Unit, budget_s: float) -> Outcome:
         key = (unit.op, unit.signature)
         if key in self.known:

@@ -82,6 +82,14 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r})"
 
+    def require_writable(self) -> None:
+        """Make the ledger if there is none: what is measured from now on can be stored.
+
+        Raises:
+            LedgerError: it cannot.
+        """
+        self._storage.write(lambda db: None)
+
     # Verdicts.
 
     def add(self, verdict: Verdict) -> str:

@@ -81,6 +81,7 @@ class Gate:
         backend: as the user names it; "xla:cpu" is what decisions are stored under.
         label: the backend with its platform.
         trial: runs one candidate; `trial.run` in its own process.
+        written: how many verdicts it has added to the ledger.
     """
 
     backend: str
@@ -89,6 +90,7 @@ class Gate:
     trial: Callable[..., Trial] = run
     timeout_s: float = 120.0
     memory_mb: float = 8_000.0
+    written: int = 0
 
     def decide(
         self,
@@ -270,6 +272,7 @@ class Gate:
             kernel_digest=kernel.digest if kernel else "",
         )
         self.ledger.add(verdict)
+        self.written += 1
         return verdict
 
 

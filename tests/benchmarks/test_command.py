@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import command, measurement, runner, workloads
+from benchmarks.command import gate_of
+from benchmarks.gating import Gating
 from benchmarks.workloads.workload import Workload
-from portable.errors import ConfigError
+from portable.errors import ConfigError, LedgerError
 from tests.benchmarks.stubs import PEAK, measured
 
 FAST, SLOW = measured(0.01, 0.01), measured(0.02, 0.01)
@@ -95,6 +97,27 @@ def test_against_a_baseline_a_regression_a_win_and_a_missing_row_end_with_1(benc
 def test_a_mistake_is_named(bench, args, message):
     with pytest.raises(Exception, match=message.replace("(", r"\(")):
         bench({"cumsum/a": FAST}, *args)
+
+
+@pytest.mark.parametrize("name", ["", "notes.txt"], ids=["a folder", "another file"])
+def test_a_ledger_that_cannot_be_written_is_refused_before_anything_is_measured(bench, monkeypatch, tmp_path, name):
+    (tmp_path / "notes.txt").write_text("mine")
+    monkeypatch.setenv("PORTABLE_LEDGER", str(tmp_path / name))
+    monkeypatch.setattr(command, "gate_of", gate_of)
+    monkeypatch.setattr(command, "peak_of", lambda backend: pytest.fail("it measured"))
+    with pytest.raises(LedgerError, match="PORTABLE_LEDGER"):
+        bench({"cumsum/a": FAST})
+
+
+def test_the_last_line_says_how_many_verdicts_were_written_and_where(bench, monkeypatch, tmp_path):
+    monkeypatch.setenv("PORTABLE_LEDGER", str(tmp_path / "l.sqlite"))
+    gating = gate_of("xla", {})
+    monkeypatch.setattr(Gating, "__call__", lambda *_, **__: None)
+    monkeypatch.setattr(command, "gate_of", lambda backend, slos: gating)
+    for written, said in ((0, "no verdicts written"), (1, "1 verdict written"), (2, "2 verdicts written")):
+        gating.gate.written = written
+        output = "".join(bench({"cumsum/a": FAST})[1].split())  # a narrow terminal breaks it anywhere
+        assert f"{said} to the ledger {tmp_path / 'l.sqlite'}".replace(" ", "") in output
 
 
 def test_a_pattern_that_fits_no_workload_is_a_mistake(tmp_path):

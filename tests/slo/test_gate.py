@@ -80,6 +80,15 @@ def in_this_process(request, **limits):
 # The order.
 
 
+def test_it_counts_the_verdicts_that_it_wrote(ledger, candidates):
+    candidates("right")
+    gate = Gate("xla", LABEL, ledger, Stub(right=measured(candidate=1.1)))
+    gate.decide(UNIT, RATIO, samples(portable=3.0))
+    assert gate.written == 0
+    gate.decide(UNIT, RATIO, MISSES)
+    assert gate.written == len(ledger.verdicts()) == 2
+
+
 def test_where_the_portable_path_meets_its_slo_no_candidate_is_tried(ledger, candidates):
     candidates("right", "also_right")
     stub = Stub()

@@ -7,17 +7,20 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from portable.errors import LedgerError, PortableError
+from portable.errors import ConfigError, LedgerError, PortableError
 from portable.kernels.fingerprint import Fingerprint
 from portable.kernels.ledger import Ledger, StoredDecision, Verdict, stale_reason
 from portable.kernels.records import PORTABLE
+
+if TYPE_CHECKING:
+    from portable.kernels.registry import Kernel
 
 app = typer.Typer(help="What was measured on this machine, and what is used because of it.", no_args_is_help=True)
 console = Console()
@@ -102,7 +105,9 @@ def prune(
 def quarantine(
     op: Annotated[str, typer.Argument(help="E.g. rms_norm or aten.cumsum.default.")],
     provider: Annotated[str, typer.Argument(help="The kernel's provider.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why; `explain` shows it.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why; `explain` shows it. Required, unless --lift.", show_default=False)
+    ] = "",
     lift: Annotated[bool, typer.Option("--lift", help="End the quarantine.")] = False,
 ) -> None:
     """Make a kernel ineligible until the quarantine is lifted."""
@@ -111,6 +116,7 @@ def quarantine(
         ledger.lift(op, provider)
         console.print(f"{op}/{provider} is eligible again", markup=False)
         return
+    _check_kernel(op, provider)
     if not reason.strip():
         raise LedgerError(f"no reason to quarantine {op}/{provider} is given", remedy='add --reason "…"')
     ledger.quarantine(op, provider, reason)
@@ -132,6 +138,22 @@ def rollback(
     console.print(
         "a later `portable bench` may decide anew; `portable ledger quarantine` keeps a kernel out", markup=False
     )
+
+
+def _check_kernel(op: str, provider: str) -> None:
+    """It is registered here.
+
+    Raises:
+        ConfigError: it is not; names those that are.
+    """
+    known = {(k.op, k.provider) for k in _registered().values()}
+    if known and (op, provider) not in known:
+        providers = sorted(p for o, p in known if o == op)
+        what = f"{op} has no kernel by {provider!r}" if providers else f"there is no kernel of {op!r}"
+        remedy = (
+            f"it has: {', '.join(providers)}" if providers else f"one of {', '.join(sorted({o for o, _ in known}))}"
+        )
+        raise ConfigError(what, remedy=remedy)
 
 
 def _states(decisions: list[StoredDecision]) -> list[str]:
@@ -182,14 +204,19 @@ def _kernel_digest(decision: StoredDecision) -> str:
     """The digest of the kernel that is registered now; '' if none is."""
     if decision.provider == PORTABLE:
         return ""
+    kernel = _registered().get((decision.op, decision.provider))
+    return kernel.digest if kernel else ""
+
+
+def _registered() -> dict[tuple[str, str], Kernel]:
+    """The kernels that are registered here; what is known of them where some cannot be loaded."""
     from portable.kernels import registry
 
     try:
         registry.load()
     except (ImportError, PortableError) as failure:
         Console(stderr=True).print(f"kernels cannot be loaded: {failure}", markup=False)
-    kernel = registry.KERNELS.get((decision.op, decision.provider))
-    return kernel.digest if kernel else ""
+    return registry.KERNELS
 
 
 def _decision_table(decisions: list[StoredDecision], states: list[str]) -> Table:

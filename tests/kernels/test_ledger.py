@@ -24,7 +24,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from portable import cli
-from portable.errors import LedgerError
+from portable.errors import ConfigError, LedgerError
 from portable.kernels import exchange, storage
 from portable.kernels.fingerprint import Fingerprint, changes, fingerprint
 from portable.kernels.ledger import Imported, Ledger, StoredDecision, Verdict, stale_reason
@@ -965,7 +965,32 @@ def test_show_speaks_json(ledger):
     assert [v["id"] for v in document["verdicts"]] == [made.verdict_id]
 
 
-def test_rollback_quarantine_and_lift_on_the_command_line(ledger):
+@pytest.fixture
+def mine(kernel):
+    """A kernel rms_norm/mine."""
+    kernel("rms_norm", provider="mine", backends=("xla",), abi="jax")(lambda x, weight, eps: x)
+
+
+@pytest.mark.parametrize("reason", [(), ("--reason", "slow")])
+def test_a_kernel_that_is_not_registered_cannot_be_quarantined_by_mistake(ledger, mine, reason):
+    with pytest.raises(ConfigError, match=r"rms_norm has no kernel by 'mime'(?s:.*)it has: .*mine"):
+        command(ledger, "quarantine", "rms_norm", "mime", *reason)
+    with pytest.raises(ConfigError, match=r"there is no kernel of 'rms_nrm'(?s:.*)one of .*rms_norm"):
+        command(ledger, "quarantine", "rms_nrm", "mine", *reason)
+    assert ledger.quarantines() == []
+
+
+def test_a_quarantine_of_a_kernel_that_is_gone_can_be_lifted(ledger):
+    ledger.quarantine("rms_norm", "gone", "slow")
+    assert "is eligible again" in command(ledger, "quarantine", "rms_norm", "gone", "--lift")
+
+
+def test_the_help_says_that_a_reason_is_required(ledger):
+    shown = command(ledger, "quarantine", "--help").replace("│", " ")
+    assert "Required, unless --lift" in " ".join(shown.split())
+
+
+def test_rollback_quarantine_and_lift_on_the_command_line(ledger, mine):
     for provider in ("portable", "mine"):
         decide(ledger, verdict(provider))
     assert "rms_norm float32[8,64] on xla: portable (verdict" in command(ledger, "rollback", "rms_norm")

@@ -220,7 +220,7 @@ def _left(seconds: float) -> str:
 
 
 def show(rows: Sequence[Row], findings: Sequence[Finding]) -> None:
-    """The table, worst first, and what changed since the baseline."""
+    """The table, worst first, how it reads, and what changed since the baseline."""
     from . import text
     from .runner import worst_first
 
@@ -236,6 +236,7 @@ def show(rows: Sequence[Row], findings: Sequence[Finding]) -> None:
         table.add_row(escape(row.workload), *cells, f"[{colour}]{escape(text.decision(row))}[/]")
     wide = console if console.is_terminal else Console(width=WIDTH)
     wide.print(table, highlight=False)
+    wide.print(text.LEGEND, style="dim", markup=False, highlight=False)
     for finding in findings:
         console.print(f"[bold]{finding.kind}[/] {escape(finding.workload)}: {escape(finding.text)}", highlight=False)
 

@@ -154,7 +154,8 @@ def _summary(
     """
     kernels = [o for o in outcomes if o.provider != "portable"]
     missed = sum(not o.met for o in outcomes)
-    counts = f"{len(outcomes)} ops with kernels: {len(kernels)} by a kernel, {missed} UNMET"
+    ops = "1 op" if len(outcomes) == 1 else f"{len(outcomes)} ops"
+    counts = f"{ops} with kernels: {len(kernels)} by a kernel, {missed} UNMET"
     if not kernels:
         return Decided("portable", None, counts)
     samples = measured()

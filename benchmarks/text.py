@@ -9,6 +9,12 @@ from portable.slo.statistics import Interval
 
 from .runner import Row
 
+LEGEND = (
+    "[low, high] is the 95 % interval of the figure before it. An SLO is met only if the whole interval meets it; "
+    "one that is a ratio is shown as the time that it allows. What was decided before stands until the whole interval "
+    "misses its SLO by more than 10 %."
+)
+
 
 def seconds(value: float | None) -> str:
     """A latency in ms (µs below a hundredth of one), with three figures."""

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -69,6 +70,16 @@ def test_it_writes_a_report_and_results_and_says_where(bench):
     assert "1 met · 1 UNMET" in output
     assert output.index("cumsum/b") < output.index("cumsum/a")  # worst first
     assert "report.html" in "".join(output.split())
+
+
+def test_a_row_whose_median_meets_its_slo_is_unmet_where_its_interval_does_not_and_a_line_says_so(bench):
+    noisy = measured(0.012, 0.01, jitter=0.5)
+    apart = {"portable": noisy.samples_s["portable"], "eager": noisy.samples_s["eager"][::-1]}
+    status, output, _ = bench({"cumsum/a": replace(noisy, samples_s=apart)})
+    shown = " ".join(output.split())
+    assert status == 1
+    assert "UNMET: 1.2 × eager [" in shown
+    assert "An SLO is met only if the whole interval meets it" in shown
 
 
 def test_against_a_baseline_a_regression_a_win_and_a_missing_row_end_with_1(bench):

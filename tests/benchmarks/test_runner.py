@@ -2,9 +2,11 @@
 
 import pytest
 
+from benchmarks import gating
 from benchmarks.gating import Decided
 from benchmarks.runner import run, worst_first
 from benchmarks.text import decision, limit, seconds, spread, tally
+from portable.slo.gate import Outcome
 from portable.slo.statistics import Interval
 from tests.benchmarks.stubs import SLOS, measured, workload
 
@@ -124,3 +126,9 @@ def test_rows_read_as_the_user_is_shown_them(rows_of):
     assert tally([]) == "nothing was measured"
     assert [seconds(x) for x in (0.0241, 4.2e-6, 0.151, None)] == ["24.1 ms", "4.2 µs", "151 ms", "–"]
     assert spread(Interval(0.0241, 0.0235, 0.0247)) == "24.1 ms ±0.6"
+
+
+@pytest.mark.parametrize(("ops", "said"), [(1, "1 op with kernels: 0 by a kernel"), (2, "2 ops with kernels: 0")])
+def test_a_workload_says_how_many_of_its_ops_have_kernels(ops, said):
+    summary = gating._summary([Outcome("portable", True, "")] * ops, lambda: {}, None)
+    assert summary.reason.startswith(said)

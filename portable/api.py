@@ -320,11 +320,16 @@ def _policy(kernels: str | None) -> Any:
     try:
         if not isinstance(kernels, str):
             raise ValueError("not a text")
-        return Policy.parse(kernels)
+        policy = Policy.parse(kernels)
     except ValueError as failure:
         raise ConfigError(
             f"kernels={kernels!r} is not legal: {failure}", remedy="auto, off, a provider, or op=provider,…"
         ) from failure
+    if policy.default not in ("auto", "off") and installed("jax"):  # the registry of kernels needs it
+        from portable.kernels.choice import check_provider
+
+        check_provider(policy.default)
+    return policy
 
 
 _SIZES = 256

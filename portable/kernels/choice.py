@@ -48,7 +48,7 @@ class Choice:
         self.backend, self.path = backend, path
         self.policy = policy or config.get("PORTABLE_KERNELS")
         self.ops = registry.ops_with_kernels(backend) | _named(self.policy)
-        _check_provider(self.policy.default)
+        check_provider(self.policy.default)
         self.decisions: dict[tuple[str, str], Decision] = {}
         self.calls: Counter[tuple[str, str]] = Counter()
         self.arguments: dict[tuple[str, str], tuple[list[Any], dict[str, Any]]] = {}
@@ -162,12 +162,13 @@ def whole_ops(backend: str, path: str, policy: Policy | None = None) -> frozense
     return frozenset(whole)
 
 
-def _check_provider(provider: str) -> None:
+def check_provider(provider: str) -> None:
     """Refuse a provider, named for every op, that no kernel has: it would do nothing, silently.
 
     Raises:
         ConfigError: lists those that there are.
     """
+    registry.load()
     known = {k.provider for k in list(registry.KERNELS.values())}
     if provider not in ("auto", "off", *known):
         raise ConfigError(

@@ -158,9 +158,16 @@ def test_a_provider_that_the_op_does_not_have_is_refused(doubled):
         compiled(f"{OP}=nonsense")
 
 
-def test_a_provider_that_no_kernel_has_is_refused(doubled):
+@pytest.mark.parametrize("backend", ["xla", "cpu"])
+def test_a_provider_that_no_kernel_has_is_refused_before_the_first_call(doubled, backend):
     with pytest.raises(ConfigError, match="(?s)'nonsense'.*doubled"):
-        compiled("nonsense")
+        pt.compile(model, backend=backend, kernels="nonsense")
+
+
+def test_a_provider_of_the_environment_that_no_kernel_has_is_refused_at_the_first_call(doubled, monkeypatch):
+    monkeypatch.setenv("PORTABLE_KERNELS", "nonsense")
+    with pytest.raises(ConfigError, match="(?s)'nonsense'.*doubled"):
+        compiled()
 
 
 @pytest.mark.parametrize(

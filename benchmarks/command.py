@@ -41,7 +41,9 @@ def bench(
     compare: Annotated[str, typer.Option(help="Baselines, separated by commas.")] = "eager,inductor",
     out: Annotated[Path, typer.Option(help="Folder for report.html and results.json.")] = Path("bench"),
     baseline: Annotated[Path | None, typer.Option(help="An earlier results.json to compare with.")] = None,
-    budget: Annotated[float, typer.Option(help="Seconds for the whole run; default by suite.", min=0.0)] = 0.0,
+    budget: Annotated[
+        float, typer.Option(help="Seconds for the whole run; default by suite.", min=0.0, show_default=False)
+    ] = 0.0,
 ) -> None:
     """Measure a backend here, and judge it by its SLOs.
 

@@ -226,8 +226,10 @@ def static_positions() -> frozenset[int]:
 
 
 def returned_to_user(kind: str) -> int | None:
-    """How many of the outputs of the graph that AOTAutograd is compiling, from the first, it hands on as they are (None:
-    all); the others are kept for the backward pass, or are gradients."""
+    """How many outputs of the graph that AOTAutograd is compiling it hands on as they are; None means all.
+
+    They come first; the others are kept for the backward pass, or are gradients.
+    """
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context else None
     if kind == "backward":

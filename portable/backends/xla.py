@@ -154,7 +154,9 @@ class _Program:
         self.client = client
         self.lowered = lowered
         self.executable = client.compile(lowered.module)
-        self.plain = not lowered.checks and all(output.kind == "array" and not output.place for output in lowered.outputs)
+        self.plain = not lowered.checks and all(
+            output.kind == "array" and not output.place for output in lowered.outputs
+        )
         self.random = lowered.random
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="What was measured on this machine, and what is used because of it.", no_args_is_help=True)
 console = Console()
+VERDICT_ID = 8  # characters that are shown of it
 
 Op = Annotated[str | None, typer.Option("--op", help="Only this op.")]
 OnBackend = Annotated[str | None, typer.Option("--backend", help="Only this backend.")]
@@ -133,7 +134,11 @@ def rollback(
 ) -> None:
     """Restore the decision before the last one. The history is kept."""
     for d in Ledger().rollback(op, signature=signature, backend=backend):
-        now = f"{_runs_as(d.provider)} (verdict {d.verdict_id[:8]})" if d.provider else "portable: nothing is decided"
+        now = (
+            f"{_runs_as(d.provider)} (verdict {d.verdict_id[:VERDICT_ID]})"
+            if d.provider
+            else "portable: nothing is decided"
+        )
         console.print(f"{d.op} {d.signature} on {d.backend}: {now}", markup=False, highlight=False)
     console.print(
         "a later `portable bench` may decide anew; `portable ledger quarantine` keeps a kernel out", markup=False
@@ -220,22 +225,28 @@ def _registered() -> dict[tuple[str, str], Kernel]:
 
 
 def _decision_table(decisions: list[StoredDecision], states: list[str]) -> Table:
-    table = Table("op", "signature", "backend", "runs as", "why", "verdict", "state", box=None, pad_edge=False)
+    table = Table("op", box=None, pad_edge=False)
+    table.add_column("signature", overflow="fold")
+    for title in ("backend", "runs as", "why"):
+        table.add_column(title)
+    table.add_column("verdict", overflow="fold", min_width=VERDICT_ID)
+    table.add_column("state")
     for d, state in zip(decisions, states, strict=True):
-        evidence = f"{d.verdict.id[:8]} {d.verdict.evidence} {_when(d.verdict.created)}" if d.verdict else "–"
+        evidence = f"{d.verdict.id[:VERDICT_ID]} {d.verdict.evidence} {_when(d.verdict.created)}" if d.verdict else "–"
         cells = (d.op, d.signature, d.backend, _runs_as(d.provider), d.why, evidence)
         table.add_row(*map(escape, cells), f"[green]{state}[/]" if state == "in force" else escape(state))
     return table
 
 
 def _verdict_table(verdicts: list[Verdict]) -> Table:
-    table = Table(
-        "verdict", "op", "workload", "backend", "provider", "outcome", "median", "SLO", "evidence", "when", "machine",
-        box=None, pad_edge=False,
-    )  # fmt: skip
+    table = Table(box=None, pad_edge=False)
+    table.add_column("verdict", no_wrap=True, min_width=VERDICT_ID)
+    titles = ("op", "workload", "backend", "provider", "outcome", "median", "SLO", "evidence", "when", "machine")
+    for title in titles:
+        table.add_column(title, overflow="fold")
     for v in verdicts:
         cells = (
-            v.id[:8], v.op, v.workload, v.backend, v.provider, f"{v.outcome}: {v.reason}" if v.reason else v.outcome,
+            v.id[:VERDICT_ID], v.op, v.workload, v.backend, v.provider, f"{v.outcome}: {v.reason}" if v.reason else v.outcome,
             _interval(v), f"{v.metric} ≤ {v.limit:g}", v.evidence, _when(v.created),
             Fingerprint.parse(v.fingerprint).short,
         )  # fmt: skip

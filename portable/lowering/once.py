@@ -16,7 +16,13 @@ from portable.backends import pjrt
 from portable.backends.base import Backend
 from portable.backends.xla import Xla
 from portable.capture import trace
-from portable.errors import ConfigError, UnsupportedInputError, UnsupportedOp, UnsupportedOpError, UnsupportedOutputError
+from portable.errors import (
+    ConfigError,
+    UnsupportedInputError,
+    UnsupportedOp,
+    UnsupportedOpError,
+    UnsupportedOutputError,
+)
 from portable.lowering.context import Spec
 from portable.lowering.draws import generator_at, generator_state
 from portable.lowering.fallback import warn

@@ -310,9 +310,7 @@ class Program:
         frames = traceback.walk_tb(failure.__traceback__ if failure else None)
         lines = [line for frame, line in frames if frame.f_code.co_filename == file]
         failed = f", which failed in line {lines[-1]}" if lines else ""
-        return LoweringError(
-            str(op), message, where=self._where, remedy=f"mend the lowering at {by.where}{failed}"
-        )
+        return LoweringError(str(op), message, where=self._where, remedy=f"mend the lowering at {by.where}{failed}")
 
     def _checked(self, op: OpOverload, value: Any, result: Any, by: Kernel | registry.Rule | None) -> Any:
         if isinstance(result, Spec):

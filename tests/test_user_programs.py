@@ -171,6 +171,87 @@ def test_checkpointed_blocks_train_as_without(steps):
     torch.testing.assert_close([p.grad for p in layers.parameters()], want)
 
 
+def dropped(x):
+    return F.dropout(x.exp(), 0.5)
+
+
+RANDOM_BLOCKS = {
+    "a module": torch.nn.Dropout(0.5),
+    "a function": dropped,
+    "rand_like": lambda x: x.exp() * (torch.rand_like(x) > 0.5),
+    "bernoulli": lambda x: x.exp() * torch.bernoulli(torch.full_like(x, 0.5)),
+    "randn": lambda x: x.exp() * torch.randn(30, 8).relu(),
+    "two complex draws in one op": lambda x: x.exp() * (torch.rand(30, 8, dtype=torch.complex64).imag > 0.5),
+    "a block with two draws": lambda x: F.dropout(dropped(x), 0.5),
+    "a block in a block": lambda x: F.dropout(checkpoint(dropped, x, use_reentrant=False), 0.5),
+}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"use_reentrant": False}, {"use_reentrant": True}, {"use_reentrant": False, "preserve_rng_state": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("block", RANDOM_BLOCKS.values(), ids=RANDOM_BLOCKS)
+def test_a_checkpointed_block_draws_the_same_in_backward(block, how):
+    run = compiled(lambda x: checkpoint(block, x, **how))
+
+    def call():
+        x = torch.ones(30, 8, requires_grad=True)
+        y = run(x)
+        y.sum().backward()
+        return y.detach(), x.grad
+
+    torch.manual_seed(0)
+    y, passed = call()
+    assert torch.equal(y != 0, passed != 0) and 0.1 < (y != 0).float().mean() < 0.7
+    torch.manual_seed(0)
+    again, other = call(), call()
+    assert torch.equal(again[0], y) and torch.equal(again[1], passed)
+    assert not torch.equal(other[0], y) and torch.equal(other[0] != 0, other[1] != 0)
+
+
+def test_two_draws_of_a_checkpointed_block_differ():
+    first, second = compiled(lambda x: checkpoint(lambda v: (dropped(v), dropped(v)), x, use_reentrant=False))(
+        torch.ones(200, requires_grad=True)
+    )
+    assert not torch.equal(first, second)
+
+
+def test_checkpointed_attention_drops_the_same_weights_in_backward():
+    q, k, value = torch.randn(3, 1, 2, 16, 8).unbind()
+    attend = compiled(
+        lambda v: checkpoint(lambda v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5), v, use_reentrant=False)
+    )
+    value.requires_grad_()
+    y = attend(value)
+    y.sum().backward()
+    torch.testing.assert_close(y.sum(), (value * value.grad).sum())  # linear in v: true of one mask alone
+
+
+def test_a_checkpointed_block_draws_the_same_for_every_size():
+    run = compiled(lambda x: checkpoint(dropped, x, use_reentrant=False), dynamic=True)
+    for n in (20, 30):
+        x = torch.ones(n, 8, requires_grad=True)
+        y = run(x)
+        y.sum().backward()
+        assert torch.equal(y != 0, x.grad != 0)
+
+
+def test_explain_and_coverage_name_the_op_that_is_drawn_again():
+    def run(x):
+        return checkpoint(dropped, x, use_reentrant=False)
+
+    x = torch.ones(4, requires_grad=True)
+    done = compiled(run)
+    done(x).sum().backward()
+    assert pt.explain(done, show=False).ops["aten.native_dropout.default"] == {"lowered": 2}
+    uses = pt.coverage(run, (x,), targets="xla", backward=True).uses["xla"]
+    assert not any(use.op.startswith("higher_order") for use in uses)
+    ((use, n),) = [(use, n) for use, n in uses.items() if use.op == "aten.native_dropout.default"]
+    assert (use.how, n) == ("lowered", 2) and use.where.endswith("in dropped")
+
+
 # small dtypes
 
 

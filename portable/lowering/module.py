@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from portable.errors import LoweringError, UnsupportedOp, UnsupportedOpError
@@ -226,7 +227,9 @@ def _calls_back(found: list[tuple[str, str, str]]) -> LoweringError:
 
 def _names(gm: fx.GraphModule) -> set[str]:
     graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
-    return {str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"}
+    calls = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    wrapped = {str(arg) for node in calls for arg in node.args if isinstance(arg, OpOverload)}
+    return wrapped.union(str(node.target) for node in calls)
 
 
 def _returned_arguments(gm: fx.GraphModule) -> dict[int, int]:

@@ -38,7 +38,7 @@ from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
 from portable.explain import Fallback
 from portable.kernels.registry import Kernel, op_name, own_arguments
-from portable.lowering import control_flow, registry
+from portable.lowering import control_flow, recomputed, registry
 from portable.lowering.context import Check, Context, Refused, Spec, Strides
 from portable.lowering.draws import Draw, generator_at
 from portable.lowering.fallback import torch_kernel
@@ -88,6 +88,7 @@ class Program:
         self.checks: list[Check] = []
         self._where = ""
         self._depth = 0
+        self._saved: jax.Array | None = None  # the key of the node that runs, where another program draws the same
         self._uses_of_node = 0
         self._nesting = 0  # how many branches and bodies are around the node that runs
         self._loops = 0
@@ -114,6 +115,9 @@ class Program:
 
     def key(self) -> jax.Array:
         self._may_draw()
+        if self._saved is not None:
+            self._uses_of_node += 1
+            return jax.random.fold_in(self._saved, self._uses_of_node)
         self.uses += 1
         key = jax.random.wrap_key_data(self.seed, impl="threefry2x32")
         for loop, iteration in self._iterations:
@@ -196,9 +200,30 @@ class Program:
             result = pytree.tree_map(functools.partial(_spec, symbols), val[1] if len(val) == 2 else val[1:])
             value = self.call(inner, args[2:], kwargs, result, effect=True)
             return (args[0], *value) if isinstance(value, tuple) else (args[0], value)
+        if op in (recomputed.FORWARD, recomputed.BACKWARD):
+            return self._drawn_again(op, args, kwargs, node)
         if isinstance(op, HigherOrderOperator):
             return self._higher_order(op, args, kwargs, val, symbols)
         return self._arithmetic(op, args, kwargs)
+
+    def _drawn_again(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], node: fx.Node) -> Any:
+        """A random op that the forward and the backward program draw with one key: see `recomputed`."""
+        saved, (inner, *args) = (None, args) if op is recomputed.FORWARD else (args[0], args[1:])
+        origin = recomputed.origin(node)
+        self._where = location(origin)
+        try:
+            key = self.key() if saved is None else recomputed.key_in(saved)
+            result = pytree.tree_map(functools.partial(_spec, {}), recomputed.result_of(inner, args, kwargs))
+        except Refused as refusal:
+            self.refused[UnsupportedOp(str(inner), str(refusal), self._where)] = None
+            raise UnsupportedOpError(list(self.refused), backend=self.backend) from refusal
+        self._saved, self._uses_of_node = key, 0
+        try:
+            with annotated(origin, inner):
+                value = self.call(inner, args, kwargs, result)
+        finally:
+            self._saved = None
+        return (recomputed.state_of(key), value) if saved is None else value
 
     def _higher_order(
         self, op: HigherOrderOperator, args: Sequence[Any], kwargs: dict[str, Any], val: Any, symbols: dict[Any, int]

@@ -53,12 +53,16 @@ def _traceback(frame: tuple[str, int, str]) -> Any:
     return eval(there, {"take": xla_client.Traceback.get_traceback})
 
 
-def annotated(node: fx.Node) -> contextlib.AbstractContextManager:
-    """Within it, what JAX traces carries the node's module path and source line in its HLO metadata."""
+def annotated(node: fx.Node, op: Any = None) -> contextlib.AbstractContextManager:
+    """Within it, what JAX traces carries the node's module path and source line in its HLO metadata.
+
+    Args:
+        op: what runs, where it is not the node's target.
+    """
     from jax._src import source_info_util
 
     frame = frame_of(node.meta.get("stack_trace") or "")
     stack = source_info_util.current_name_stack()
-    for part in filter(None, (module_path(node), str(node.target))):
+    for part in filter(None, (module_path(node), str(op or node.target))):
         stack = stack.extend(part)
     return source_info_util.user_context(_traceback(frame) if frame else None, name_stack=stack)

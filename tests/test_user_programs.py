@@ -150,6 +150,23 @@ def test_training_under_autocast():
         torch.testing.assert_close(p.grad, q.grad, rtol=5e-2, atol=5e-3)
 
 
+# out=
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.mul(x, 2, out=torch.empty(0)),
+        lambda x: torch.sort(x, out=(torch.empty(0), torch.empty(0, dtype=torch.long))),
+    ],
+    ids=["one result", "two results"],
+)
+def test_out_is_enlarged_to_the_result(call):
+    x = torch.tensor([3.0, 1.0, 2.0])
+    for got, want in zip(compiled(call)(x), call(x), strict=True):
+        assert torch.equal(got, want)
+
+
 # checkpointing
 
 

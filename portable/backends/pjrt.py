@@ -163,17 +163,25 @@ class Client:
             return jax.device_put(from_host(tensor), self.device)
 
     def take(self, buffers: Sequence[Any]) -> list[torch.Tensor]:
-        """The CPU tensors that hold the values of ``buffers``, once they are computed; zero-copy on the host."""
+        """The CPU tensors that hold the values of ``buffers``, once they are computed; zero-copy on the host.
+
+        Those without elements are torch's own: ``out=`` and `resize_` enlarge them, which no memory of the runtime's
+        allows.
+        """
         try:
             self._xla.batched_block_until_ready(list(buffers))
         except RuntimeError as failure:
             raise _failed(failure, self.platform) from failure
         if self.on_host:
             export = self._binding.buffer_to_dlpack_managed_tensor
-            return [torch._C._from_dlpack(export(b)) for b in buffers]
-        import numpy as np
+            tensors = [torch._C._from_dlpack(export(b)) for b in buffers]
+        else:
+            import numpy as np
 
-        return [_from_numpy(np.asarray(b)) for b in buffers]
+            tensors = [_from_numpy(np.asarray(b)) for b in buffers]
+        if 0 in map(torch.Tensor.numel, tensors):
+            tensors = [t if t.numel() else t.clone() for t in tensors]
+        return tensors
 
 
 def _keep_pages() -> None:

@@ -47,6 +47,10 @@ def test_every_memory_layout_keeps_its_values(layout):
     torch.testing.assert_close(pt.compile(lambda t: t + 1, backend="xla")(x), x + 1)
 
 
+def test_a_result_without_elements_can_be_enlarged():
+    assert roundtrip(torch.empty(0, 3)).resize_(2, 3).shape == (2, 3)
+
+
 def test_an_aligned_contiguous_tensor_goes_in_and_out_without_a_copy():
     x = torch.arange(64.0)
     buffer = pjrt.client().put(x)

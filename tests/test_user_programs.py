@@ -80,6 +80,99 @@ def test_or_is_refused_by_name():
         compiled(lambda x: opaque(x + 1))(torch.randn(4))
 
 
+# custom ops that write to their arguments
+
+
+@torch.library.custom_op("portable_tests::add_into", mutates_args=("x",))
+def add_into(x: torch.Tensor, by: float) -> None:
+    x += by
+
+
+@torch.library.custom_op("portable_tests::swap", mutates_args=("x", "y"))
+def swap(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    total = x + y
+    x[:], y[:] = y.clone(), x.clone()
+    return total
+
+
+swap.register_fake(lambda x, y: torch.empty_like(x))
+
+
+@torch.library.custom_op("portable_tests::double_each", mutates_args=("every", "also"))
+def double_each(by: torch.Tensor, every: list[torch.Tensor], also: torch.Tensor | None = None) -> None:
+    for x in every:
+        x *= by
+
+
+def into_an_intermediate(x):
+    y = x * 2
+    add_into(y, 1.5)
+    return y, x
+
+
+def into_a_part(x):
+    y = x * 2
+    add_into(y[1:3], 1.5)
+    return y
+
+
+def into_two_with_a_result(x):
+    y, z = x * 2, x - 1
+    total = swap(y, z)
+    return total, y, z
+
+
+def into_a_list(x):
+    y, z = x * 2, x[:2] - 1
+    double_each(x[0] + 2, [y, z])
+    return y, z
+
+
+WRITING = [into_an_intermediate, into_a_part, into_two_with_a_result, into_a_list]
+
+
+@pytest.mark.parametrize("function", WRITING)
+def test_a_custom_op_writes_where_eager_does_and_is_listed(function):
+    explanation = assert_agrees(function, torch.randn(4), fallback="allow")
+    (fallback,) = explanation.fallbacks
+    assert fallback.op.startswith("portable_tests.") and fallback.where.endswith(function.__name__)
+
+
+def test_a_custom_op_writes_to_the_callers_tensor():
+    x = torch.ones(3)
+    pt.compile(lambda x: add_into(x, 2.0), backend="xla", fallback="allow")(x)
+    assert x.tolist() == [3, 3, 3]
+
+
+def test_a_custom_op_that_writes_to_a_buffer_while_training():
+    seen, x = torch.zeros(3), torch.ones(3, requires_grad=True)
+
+    def step(x):
+        add_into(seen, 1.0)
+        return (x * seen).sum()
+
+    run = pt.compile(step, backend="xla", fallback="allow")
+    run(x).backward()
+    run(x).backward()
+    assert seen.tolist() == [2, 2, 2] and x.grad.tolist() == [3, 3, 3]
+
+
+def test_in_mode_error_it_is_refused_by_the_name_of_the_users_op():
+    with pytest.raises(pt.errors.UnsupportedOpError) as caught:
+        compiled(into_an_intermediate)(torch.randn(4))
+    assert "portable_tests.add_into.default" in str(caught.value) and "higher_order" not in str(caught.value)
+
+
+def test_a_write_to_a_view_that_is_no_slice_is_refused():
+    def function(x):
+        y = x * 2
+        add_into(y.diagonal(), 1.0)
+        return y
+
+    with pytest.raises(pt.errors.UnsupportedOpError, match="a view that is no slice"):
+        pt.compile(function, backend="xla", fallback="allow")(torch.randn(4, 4))
+
+
 # torch.func
 
 

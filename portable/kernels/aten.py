@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 TARGET = "portable_aten"
 PIECE_BYTES = 5 << 20  # small enough to be copied while still in the cache, large enough to be worth a parallel region
+WRITTEN = {"t": "w", "l": "W"}  # the token of a tensor, or a list of them, that the op writes to
 CODE = NativeCode(Path(__file__).with_name("aten_ffi.cc"), TARGET, torch=True)
 
 
@@ -36,6 +37,7 @@ def call(
     *,
     out: OpOverload | None = None,
     apart: bool = False,
+    written: frozenset[str] = frozenset(),
 ) -> Any:
     """Call the ATen overload ``op`` on JAX values, as part of the program.
 
@@ -43,30 +45,41 @@ def call(
         out: its out= variant, where that writes to its argument and is not a copy of what ``op`` gives.
         apart: ``op`` treats the rows (the first dimension) of its first tensor apart, and they are the rows of its
             results: it may be called for a few of them at a time.
+        written: names of all arguments that ``op`` writes to: it is given copies, and they follow the results, all in
+            one tuple.
 
     Raises:
         Refused: an argument that the handler cannot carry (a layout, a generator), an op that writes to its arguments,
             or one that draws random numbers: its seed would not be the program's.
         BackendUnavailableError: the handler cannot be built here.
     """
-    if op._schema.is_mutable:
+    if op._schema.is_mutable and not written:
         raise Refused("it writes to its arguments, which are the program's buffers")
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise Refused("it draws from torch's generator, not from the program's seed")
     operands: list[jax.Array] = []
+    copies: list[jax.Array] = []
     tokens: list[str] = []
     for i, argument in enumerate(op._schema.arguments):
         value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
-        tokens.append(_token(value, operands, str(argument.type)))
+        before = len(operands)
+        token = _token(value, operands, str(argument.type))
+        if argument.name in written and len(operands) > before:
+            if token[0] not in WRITTEN:
+                raise Refused("it writes to a list in which a tensor may be missing")
+            token = WRITTEN[token[0]] + token[1:]
+            copies += operands[before:]
+        tokens.append(token)
     results = ctx.result if isinstance(ctx.result, (tuple, list)) else (ctx.result,)
-    types = [_type(r) for r in results]
+    types = [*map(_type, results), *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in copies)]
     CODE.register()
     called = (out or op)._schema
     rows = _rows(types) if apart else 0
     outputs = emit(ctx, called.name, called.overload_name, tokens, operands, types, out=out is not None, rows=rows)
     if isinstance(ctx.result, Spec):
         return outputs[0]
-    return tuple(output if isinstance(r, Spec) else None for output, r in zip(outputs, results, strict=True))
+    given = [output if isinstance(r, Spec) else None for output, r in zip(outputs, results, strict=False)]
+    return (*given, *outputs[len(results) :])
 
 
 def emit(

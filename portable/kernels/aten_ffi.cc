@@ -4,7 +4,8 @@
 // one token for each schema argument: `t` the next operand, `l<n>` a list of the next n operands, `o<bits>` a list of
 // optional tensors (1 the next operand, 0 none), `n` none, `b0`/`b1` a bool, `i<value>` an int, `f<value>` a float
 // (hexadecimal), `s<value>` a string of letters, `d<code>` a dtype, `I<n>:<v>,...` a list of ints, `F<n>:...` of floats,
-// `B<n>:...` of bools.
+// `B<n>:...` of bools. `w` and `W<n>` are as `t` and `l<n>`, of what the operator writes to: it is given copies, which are
+// the results after those that it returns.
 //
 // The last operand and the last result are no arguments of the operator: they put the calls of a program in order.
 //
@@ -119,15 +120,21 @@ Tensors views_of(Buffers& buffers) {
   return views;
 }
 
-c10::IValue argument(const std::string& token, const Tensors& operands, size_t& next) {
+c10::IValue argument(const std::string& token, const Tensors& operands, size_t& next, Tensors& written) {
   auto tensor = [&]() { return operands.at(next++); };
+  auto copy = [&]() {
+    written.push_back(tensor().clone());
+    return written.back();
+  };
   auto integer = [](const std::string& text) { return static_cast<int64_t>(std::stoll(text)); };
   const std::string body = token.substr(1);
   switch (token[0]) {
     case 't': return tensor();
-    case 'l': {
+    case 'w': return copy();
+    case 'l':
+    case 'W': {
       std::vector<at::Tensor> tensors;
-      for (int64_t i = integer(body); i > 0; --i) tensors.push_back(tensor());
+      for (int64_t i = integer(body); i > 0; --i) tensors.push_back(token[0] == 'W' ? copy() : tensor());
       return tensors;
     }
     case 'o': {
@@ -181,16 +188,18 @@ void run(const c10::OperatorHandle& op, const std::string& arguments, const Tens
          bool out) {
   torch::jit::Stack stack;
   size_t operand = 0, result = 0;
+  Tensors written;
   std::stringstream tokens{arguments};
-  for (std::string token; tokens >> token;) stack.push_back(argument(token, operands, operand));
+  for (std::string token; tokens >> token;) stack.push_back(argument(token, operands, operand, written));
   if (out) stack.insert(stack.end(), results.begin(), results.end());
   if (out) {
     op.callBoxed(&stack);
     return check_in_place(stack, results);
   }
-  if (results.size() != 1 || op.schema().name().rfind("aten::", 0) != 0) {  // somebody else's may keep its result
+  if (results.size() != 1 || !written.empty() || op.schema().name().rfind("aten::", 0) != 0) {  // somebody else's may keep its result
     op.callBoxed(&stack);
     for (const c10::IValue& value : stack) copy_out(value, results, result);
+    for (const at::Tensor& copy : written) copy_out(copy, results, result);
     return;
   }
   auto* own = new Place{results.front()};  // left where it may still be written to

@@ -44,11 +44,19 @@ UNFIT = {
 }
 
 
-def torch_kernel(ctx: Context, args: Sequence[Any], kwargs: dict[str, Any], *, effect: bool = False) -> Any:
+def torch_kernel(
+    ctx: Context,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    effect: bool = False,
+    written: frozenset[str] = frozenset(),
+) -> Any:
     """The op of ``ctx`` on JAX values, by torch's own kernel on the program's platform.
 
     Args:
         effect: whether the op does something beside giving its results.
+        written: names of the arguments that it writes to, whose new values follow the results; all are then one tuple.
 
     Raises:
         Refused: why it cannot run so.
@@ -60,7 +68,7 @@ def torch_kernel(ctx: Context, args: Sequence[Any], kwargs: dict[str, Any], *, e
         raise Refused(reason)
     if not ctx.dense:
         raise Refused("its result is not a dense tensor")
-    if effect or not op._schema.returns:
+    if effect or not (op._schema.returns or written):
         raise Refused("it is called for its effect, which no program orders or keeps")
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), key):
         raise Refused(f"torch has no {key} kernel of it")
@@ -69,7 +77,7 @@ def torch_kernel(ctx: Context, args: Sequence[Any], kwargs: dict[str, Any], *, e
     if ctx.program.unbuilt:
         raise Refused(ctx.program.unbuilt)
     try:
-        return aten.call(ctx, op, args, kwargs)
+        return aten.call(ctx, op, args, kwargs, written=written)
     except UnsupportedDtypeError as failure:
         raise Refused(failure.message) from failure
     except BackendUnavailableError as failure:

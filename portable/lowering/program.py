@@ -38,7 +38,7 @@ from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
 from portable.explain import Fallback
 from portable.kernels.registry import Kernel, op_name, own_arguments
-from portable.lowering import control_flow, recomputed, registry
+from portable.lowering import control_flow, recomputed, registry, written
 from portable.lowering.context import Check, Context, Refused, Spec, Strides
 from portable.lowering.draws import Draw, generator_at
 from portable.lowering.fallback import torch_kernel
@@ -202,6 +202,9 @@ class Program:
             return (args[0], *value) if isinstance(value, tuple) else (args[0], value)
         if op in (recomputed.FORWARD, recomputed.BACKWARD):
             return self._drawn_again(op, args, kwargs, node)
+        if op is written.OP and isinstance(args[0], OpOverload):
+            with annotated(node, args[0]):
+                return self._on_copies(args[0], kwargs, pytree.tree_map(functools.partial(_spec, symbols), val))
         if isinstance(op, HigherOrderOperator):
             return self._higher_order(op, args, kwargs, val, symbols)
         return self._arithmetic(op, args, kwargs)
@@ -224,6 +227,18 @@ class Program:
         finally:
             self._saved = None
         return (recomputed.state_of(key), value) if saved is None else value
+
+    def _on_copies(self, op: OpOverload, options: dict[str, Any], result: tuple[Any, ...]) -> Any:
+        """An op that writes to its arguments: see `written`."""
+        if not self.fallback:
+            return self._refuse(str(op), written.REASON, result)
+        returned = result[: len(op._schema.returns)]
+        try:
+            value = written.on_copies(Context(self, op, returned), options)
+        except Refused as refusal:
+            return self._refuse(str(op), f"{written.REASON}; and it cannot fall back: {refusal}", result)
+        self.fell_back.append(Fallback(op_name(op), written.REASON, self._where))
+        return self._checked(op, value, result)
 
     def _higher_order(
         self, op: HigherOrderOperator, args: Sequence[Any], kwargs: dict[str, Any], val: Any, symbols: dict[Any, int]

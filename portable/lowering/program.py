@@ -204,7 +204,7 @@ class Program:
             return self._drawn_again(op, args, kwargs, node)
         if op is written.OP and isinstance(args[0], OpOverload):
             with annotated(node, args[0]):
-                return self._on_copies(args[0], kwargs, pytree.tree_map(functools.partial(_spec, symbols), val))
+                return self._on_copies(args[0], kwargs, node, symbols)
         if isinstance(op, HigherOrderOperator):
             return self._higher_order(op, args, kwargs, val, symbols)
         return self._arithmetic(op, args, kwargs)
@@ -228,13 +228,16 @@ class Program:
             self._saved = None
         return (recomputed.state_of(key), value) if saved is None else value
 
-    def _on_copies(self, op: OpOverload, options: dict[str, Any], result: tuple[Any, ...]) -> Any:
+    def _on_copies(self, op: OpOverload, options: dict[str, Any], node: fx.Node, symbols: dict[Any, int]) -> Any:
         """An op that writes to its arguments: see `written`."""
+        result = pytree.tree_map(functools.partial(_spec, symbols), node.meta["val"])
         if not self.fallback:
             return self._refuse(str(op), written.REASON, result)
         returned = result[: len(op._schema.returns)]
         try:
-            value = written.on_copies(Context(self, op, returned), options)
+            bases: Any = node.kwargs.get("_all_bases", ())
+            strides = tuple(_strides(base, symbols, nested=self._nesting > 0) for base in bases)
+            value = written.on_copies(Context(self, op, returned), options, strides)
         except Refused as refusal:
             return self._refuse(str(op), f"{written.REASON}; and it cannot fall back: {refusal}", result)
         self.fell_back.append(Fallback(op_name(op), written.REASON, self._where))

@@ -79,69 +79,7 @@ def sign_bit(x: jax.Array) -> jax.Array:
     return lax.lt(lax.bitcast_convert_type(x, bits), bits.type(0))
 
 
-# Exponentials, logarithms, trigonometry
-
-
-def exp2(x: jax.Array) -> jax.Array:
-    # not lax.exp2, which rounds at integers: pow is exact there
-    return lax.exp(lax.mul(x, num(math.log(2), x))) if is_complex(x) else lax.pow(lax.full_like(x, 2), x)
-
-
-def _logarithm(base: int) -> Any:
-    def log(x: jax.Array) -> jax.Array:
-        if is_complex(x):
-            whole, scale = lax.log(x), num(math.log(base), lax.real(x))
-            return lax.complex(lax.div(lax.real(whole), scale), lax.div(lax.imag(whole), scale))
-        quotient = lax.div(lax.log(x), num(math.log(base), x))
-        # a power of the base has an exact logarithm, which the quotient misses by a rounding
-        nearest = lax.round(quotient, lax.RoundingMethod.TO_NEAREST_EVEN)
-        return lax.select(lax.eq(lax.pow(lax.full_like(x, base), nearest), x), nearest, quotient)
-
-    return log
-
-
-def reciprocal(x: jax.Array) -> jax.Array:
-    return lax.div(num(1, x), x)
-
-
-def sinc(x: jax.Array) -> jax.Array:
-    angle = lax.mul(x, num(math.pi, x))
-    return where(lax.eq(x, num(0, x)), 1, lax.div(lax.sin(angle), angle))
-
-
-log2, log10 = _logarithm(2), _logarithm(10)
-elementwise_table(
-    {
-        aten.exp.default: lax.exp,
-        aten.exp2.default: exp2,
-        aten.expm1.default: lax.expm1,
-        aten.log.default: lax.log,
-        aten.log2.default: log2,
-        aten.log10.default: log10,
-        aten.log1p.default: lax.log1p,
-        aten.sin.default: lax.sin,
-        aten.cos.default: lax.cos,
-        aten.tan.default: lax.tan,
-        aten.sinh.default: lax.sinh,
-        aten.cosh.default: lax.cosh,
-        aten.tanh.default: lax.tanh,
-        aten.asin.default: lax.asin,
-        aten.acos.default: lax.acos,
-        aten.atan.default: lax.atan,
-        aten.asinh.default: lax.asinh,
-        aten.acosh.default: lax.acosh,
-        aten.atanh.default: lax.atanh,
-        aten.atan2.default: lax.atan2,
-        aten.sigmoid.default: lax.logistic,
-        aten.sqrt.default: lax.sqrt,
-        aten.rsqrt.default: lax.rsqrt,
-        aten.reciprocal.default: reciprocal,
-        aten.sinc.default: sinc,
-        aten.deg2rad.default: lambda x: lax.mul(x, num(math.pi / 180, x)),
-        aten.rad2deg.default: lambda x: lax.mul(x, num(180 / math.pi, x)),
-    },
-    promote=INT_TO_FLOAT,
-)
+# Odds
 
 
 @lower(aten.logit.default)

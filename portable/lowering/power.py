@@ -13,8 +13,9 @@ from jax import lax
 from torch._prims_common import get_computation_dtype
 
 from portable.lowering.context import Context
-from portable.lowering.elementwise import is_complex, is_signed, num, reciprocal
-from portable.lowering.registry import DEFAULT, apply_elementwise, cast, elementwise, lower, narrowed
+from portable.lowering.elementwise import is_complex, is_signed, num, where
+from portable.lowering.registry import DEFAULT, apply_elementwise, cast, described, lower, narrowed
+from portable.lowering.transcendental import reciprocal, rsqrt, sqrt
 
 aten = torch.ops.aten
 
@@ -51,15 +52,26 @@ def power(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _complex_power(x: jax.Array, y: jax.Array) -> jax.Array:
-    zero = num(0, x)
-    at_zero = lax.select(lax.eq(y, zero), lax.full_like(x, 1), lax.full_like(x, 0))
-    return lax.select(lax.eq(x, zero), at_zero, lax.pow(x, y))
+    """At zero exp(y log 0), as C has it: 0 or infinite by the sign of the exponent's real part, NaN without it."""
+    real, imaginary = lax.real(y), lax.imag(y)
+    zero = num(0, real)
+    at_zero = where(lax.lt(real, zero), complex(np.inf, np.nan), lax.full_like(x, complex(np.nan, np.nan)))
+    at_zero = where(lax.gt(real, zero), complex(0, -0.0), at_zero)
+    at_zero = where(lax.is_finite(imaginary), at_zero, lax.full_like(x, complex(np.nan, np.nan)))
+    return lax.select(lax.eq(x, num(0, x)), at_zero, lax.pow(x, y))
+
+
+def _refuse_booleans(ctx: Context, x: Any, y: Any) -> None:
+    """Torch's CPU kernel gives bool or none, its type inference int64."""
+    kinds = {described(v)[0] if isinstance(v, jax.Array) else described(v) for v in (x, y)}
+    if kinds <= {bool, torch.bool}:
+        ctx.refuse("a boolean to the power of a boolean, of which torch gives one type and announces another")
 
 
 # exponents for which torch has a formula of its own, with other values at -0.0 and -inf than pow
 _SPECIAL_POWERS: dict[complex, Callable[[jax.Array], jax.Array]] = {
-    0.5: lax.sqrt,
-    -0.5: lax.rsqrt,
+    0.5: sqrt,
+    -0.5: rsqrt,
     2: lax.square,
     3: lambda x: lax.mul(lax.mul(x, x), x),
     -1: reciprocal,
@@ -90,6 +102,7 @@ _POWERS_IN_BFLOAT16: dict[complex, Callable[[jax.Array], jax.Array]] = {
 def pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
     if not isinstance(exponent, (bool, int, float, complex)):
         return apply_elementwise(power, DEFAULT, None, ctx, x, exponent)
+    _refuse_booleans(ctx, x, exponent)
     if exponent == 0:
         return jnp.ones(ctx.result.shape, ctx.result.jax_dtype)
     if exponent == 1:
@@ -108,6 +121,7 @@ def pow_scalar(ctx: Context, x: jax.Array, exponent: Any) -> jax.Array:
     return cast(formula(cast(x, get_computation_dtype(ctx.result.dtype))), ctx.result.dtype)
 
 
-@elementwise(aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def pow_(x: jax.Array, y: jax.Array) -> jax.Array:
-    return power(x, y)
+@lower(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_(ctx: Context, x: Any, y: Any) -> jax.Array:
+    _refuse_booleans(ctx, x, y)
+    return apply_elementwise(power, DEFAULT, None, ctx, x, y)

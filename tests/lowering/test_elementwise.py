@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from portable.errors import UnsupportedOpError
 from portable.testing import lowered
 
 inf, nan = math.inf, math.nan
@@ -279,3 +280,51 @@ def test_a_bound_keeps_the_sign_of_zero(dtype):
 
     for want, got in zip(bounded(x), lowered(bounded, x), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+CUT_FUNCTIONS = (
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sqrt rsqrt "
+    "reciprocal sinc"
+).split()
+SIZES = [0.0, 1e-3, 0.5, 1.0, 1.5, 2.0]
+PLANE = [complex(x, y) for x in SIZES for y in SIZES]
+PLANE = [complex(s * z.real, t * z.imag) for z in PLANE for s in (1.0, -1.0) for t in (1.0, -1.0)]
+# where torch's own kernels lose the sign of an imaginary zero
+SIGN_LEFT_OPEN = {(torch.acos, torch.complex128), (torch.log1p, torch.complex64), (torch.log1p, torch.complex128)}
+
+
+def assert_parts_agree(want, got, *, signs=True):
+    """Both parts, NaN and the signs of zeros too."""
+    limit = 1e-5 if want.dtype == torch.complex64 else 1e-12
+    parts, others = torch.view_as_real(want), torch.view_as_real(got)
+    torch.testing.assert_close(others, parts, rtol=limit, atol=limit, equal_nan=True)
+    zeros = (parts == 0) & (others == 0)
+    if signs:
+        assert torch.equal(others.signbit()[zeros], parts.signbit()[zeros])
+
+
+@pytest.mark.parametrize("function", [getattr(torch, name) for name in CUT_FUNCTIONS], ids=CUT_FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_functions_on_both_sides_of_their_cuts_and_at_zeros_of_either_sign(dtype, function):
+    z = torch.tensor(PLANE, dtype=dtype)
+    assert_parts_agree(function(z), lowered(function, z), signs=(function, dtype) not in SIGN_LEFT_OPEN)
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, 2, 3, -1, -2, 1.5, 2j, 1 + 2j, -1 + 1j, 0.0])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_powers_of_zeros_of_either_sign_and_on_the_cut(dtype, exponent):
+    z = torch.tensor(
+        [complex(s * a, t * 0.0) for a in (0.0, 1.5) for s in (1.0, -1.0) for t in (1.0, -1.0)], dtype=dtype
+    )
+
+    def raised(z):
+        return z**exponent, z ** torch.full_like(z, exponent), z.real**exponent, torch.pow(0, z * exponent)
+
+    for want, got in zip(raised(z), lowered(raised, z), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("exponent", [True, False, torch.tensor(True), torch.tensor([True, False])], ids=str)
+def test_a_boolean_to_the_power_of_a_boolean_is_refused(exponent):
+    with pytest.raises(UnsupportedOpError, match="a boolean to the power of a boolean"):
+        lowered(lambda x, y: x**y, torch.tensor([True, False]), exponent, fallback="error")

@@ -1,17 +1,21 @@
-"""Discrete Fourier transforms. shift, stft and istft decompose to these and to views."""
+"""Discrete Fourier transforms and their frequencies. shift, stft and istft decompose to these and to views."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
+from torch._prims_common import get_computation_dtype
 
 from portable.lowering.context import Context
-from portable.lowering.registry import lower
+from portable.lowering.elementwise import num
+from portable.lowering.registry import cast, lower
 
 aten = torch.ops.aten
 NONE, BY_ROOT_N, BY_N = range(3)  # ATen's fft_norm_mode
@@ -67,3 +71,25 @@ def c2r(ctx: Context, x: jax.Array, dim: Sequence[int], normalization: int, last
     x = lax.slice_in_dim(x, 0, min(half, x.shape[dim[-1]]), axis=dim[-1] % x.ndim)
     out = _along(x, dim[-1], lax.FftType.IRFFT, last_dim_size).astype(ctx.result.jax_dtype)
     return _scaled(out * jnp.asarray(last_dim_size, out.dtype), count, normalization)
+
+
+def _frequencies(ctx: Context, index: Sequence[int], n: int, d: float) -> jax.Array:
+    """``index / (n d)``, as a product with the inverse, which torch rounds to the result's type first."""
+    dtype = ctx.result.dtype
+    if n > 2 / torch.finfo(dtype).eps:
+        ctx.refuse(f"{dtype} does not hold every integer up to {n}: torch counts in steps that round")
+    index = cast(np.asarray(index, np.int64), dtype)
+    if not index.size:
+        return index
+    wide = cast(index, get_computation_dtype(dtype))
+    return cast(lax.mul(wide, num(num(1 / (n * d), index), wide)), dtype)
+
+
+@lower(aten.fft_fftfreq.default)
+def fftfreq(ctx: Context, n: int, d: float = 1.0, **_: Any) -> jax.Array:
+    return _frequencies(ctx, [*range((n + 1) // 2), *range(-(n // 2), 0)], n, d)
+
+
+@lower(aten.fft_rfftfreq.default)
+def rfftfreq(ctx: Context, n: int, d: float = 1.0, **_: Any) -> jax.Array:
+    return _frequencies(ctx, range(n // 2 + 1), n, d)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from portable.errors import UnsupportedOpError
+from portable.testing import lowered
 from tests.lowering.networks import assert_agree
 
 F = torch.fft
@@ -62,3 +64,18 @@ def test_gradients():
         return torch.autograd.grad(F.irfft(F.rfft(x) * 2).square().sum() + F.fftn(x).abs().sum(), x)
 
     agrees(gradient, torch.randn(3, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("d", [1.0, 0.1, -3.0, 7])
+def test_frequencies_are_eagers_to_the_bit(d, dtype):
+    def frequencies():
+        return [f(n, d, dtype=dtype) for f in (F.fftfreq, F.rfftfreq) for n in (1, 2, 9, 10, 255)]
+
+    for want, got in zip(frequencies(), lowered(frequencies), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_frequencies_of_more_points_than_the_type_counts_are_refused():
+    with pytest.raises(UnsupportedOpError, match="does not hold every integer"):
+        lowered(lambda: F.fftfreq(513, dtype=torch.bfloat16), fallback="error")

@@ -180,6 +180,8 @@ def convolution(
     groups: int,
     *_: bool,
 ) -> jax.Array:
+    if 0 in ctx.result.shape:  # without input channels torch gives no output channels either, whatever the weight has
+        return jnp.zeros(ctx.result.shape, ctx.result.jax_dtype)
     at = Windows.of(ctx, w.ndim - 2, stride, padding, dilation, groups)
     beyond = any(extra >= step for extra, step in zip(output_padding, at.stride, strict=False))
     without = x.dtype == jnp.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported()

@@ -81,3 +81,10 @@ def test_transposed_with_output_padding_of_the_stride_rounds_as_torch(dtype):
 
     for got, want in zip(lowered(spread, x, w, bias), spread(x, w, bias), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("batch", "channels"), [(2, 0), (0, 3), (0, 0)])
+def test_a_convolution_of_nothing_has_the_shape_that_torch_gives_it(batch, channels):
+    x, w, bias = torch.ones(batch, channels, 4, 4), torch.ones(2, channels, 3, 3), torch.ones(2)
+    torch.testing.assert_close(lowered(F.conv2d, x, w, bias), F.conv2d(x, w, bias), rtol=0, atol=0)
+    torch.testing.assert_close(lowered(F.conv2d, x, w), F.conv2d(x, w), rtol=0, atol=0)

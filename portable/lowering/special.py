@@ -170,10 +170,16 @@ def _zeta_sum(s: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def zeta(s: jax.Array, q: jax.Array) -> jax.Array:
-    """Hurwitz zeta: inf at s = 1 and at the poles q = 0, -1, …; NaN for s < 1 and for negative q, fractional s."""
+    """Hurwitz zeta: inf at s = 1 and at the poles q = 0, -1, …; NaN for s < 1 and for negative q, fractional s.
+
+    At s = inf the first term decides, and where it vanishes Cephes' remainder of the series is NaN.
+    """
     at_pole = lax.bitwise_and(lax.le(q, num(0, q)), lax.eq(q, lax.floor(q)))
     undefined = lax.bitwise_and(lax.lt(q, num(0, q)), lax.ne(s, lax.floor(s)))
     out = where(lax.bitwise_and(lax.is_finite(q), lax.bitwise_not(is_nan(s))), _zeta_sum(s, q), np.nan)
+    one = num(1, q)
+    limit = where(lax.lt(q, one), np.inf, where(lax.eq(q, one), 1, lax.full_like(q, np.nan)))
+    out = lax.select(lax.eq(s, num(np.inf, s)), limit, out)
     out = where(at_pole, np.inf, where(undefined, np.nan, out))
     return where(lax.eq(s, num(1, s)), np.inf, where(lax.lt(s, num(1, s)), np.nan, out))
 

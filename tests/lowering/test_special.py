@@ -82,3 +82,10 @@ def test_bessel_and_airy_functions_err_as_torchs_do(name, dtype, tolerance):
     function = getattr(special, name)
     got, want = lowered(function, x), function(x)
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zeta_where_either_argument_is_not_finite(agrees, dtype):
+    s = torch.tensor([[2.0], [inf], [nan], [-inf], [1], [3.5]], dtype=dtype)
+    q = torch.tensor([[inf, 2.0, 1, 0.5, -0.5, -1.5, nan, -inf, 0, -1]], dtype=dtype)
+    agrees({"zeta": special.zeta}, s, q)

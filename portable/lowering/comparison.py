@@ -129,7 +129,10 @@ def lcm(x: jax.Array, y: jax.Array) -> jax.Array:
     divisor = gcd(x, y)
     zero = lax.eq(divisor, num(0, x))
     quotient = lax.div(x, lax.select(zero, lax.full_like(x, 1), divisor))
-    return lax.select(zero, lax.full_like(x, 0), _magnitude(lax.mul(quotient, y)))
+    # C's arithmetic is that of int: in narrower types the sign goes before the product wraps
+    wide = np.int32 if is_signed(x) and x.dtype.itemsize < 4 else x.dtype
+    product = lax.mul(lax.convert_element_type(quotient, wide), lax.convert_element_type(y, wide))
+    return lax.select(zero, lax.full_like(x, 0), lax.convert_element_type(_magnitude(product), x.dtype))
 
 
 def _magnitude(x: jax.Array) -> jax.Array:

@@ -46,6 +46,14 @@ def test_least_common_multiple(agrees):
     agrees({"lcm": torch.lcm}, x[:, None], x[None])
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+def test_a_least_common_multiple_that_does_not_fit_wraps_as_in_eager(agrees, dtype):
+    largest = torch.iinfo(dtype).max
+    x = torch.tensor([2, 7, 100, largest, largest - 1, largest // 3], dtype=dtype)
+    x = torch.cat([x, -x])  # not the smallest integer, of which eager dies
+    agrees({"lcm": torch.lcm}, x[:, None], x[None])
+
+
 def test_booleans(agrees):
     x = torch.tensor([True, False])
     agrees(named("eq lt ge bitwise_and bitwise_or bitwise_xor logical_xor"), x[:, None], x[None])

@@ -241,7 +241,7 @@ class Program:
         except Refused as refusal:
             return self._refuse(str(op), f"{written.REASON}; and it cannot fall back: {refusal}", result)
         self.fell_back.append(Fallback(op_name(op), written.REASON, self._where))
-        return self._checked(op, value, result)
+        return self._checked(op, value, result, None)
 
     def _higher_order(
         self, op: HigherOrderOperator, args: Sequence[Any], kwargs: dict[str, Any], val: Any, symbols: dict[Any, int]

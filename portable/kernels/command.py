@@ -245,9 +245,10 @@ def _verdict_table(verdicts: list[Verdict]) -> Table:
     for title in titles:
         table.add_column(title, overflow="fold")
     for v in verdicts:
+        outcome = f"{v.outcome}: {v.reason}" if v.reason else v.outcome
         cells = (
-            v.id[:VERDICT_ID], v.op, v.workload, v.backend, v.provider, f"{v.outcome}: {v.reason}" if v.reason else v.outcome,
-            _interval(v), f"{v.metric} ≤ {v.limit:g}", v.evidence, _when(v.created),
+            v.id[:VERDICT_ID], v.op, v.workload, v.backend, v.provider, outcome, _interval(v),
+            f"{v.metric} ≤ {v.limit:g}", v.evidence, _when(v.created),
             Fingerprint.parse(v.fingerprint).short,
         )  # fmt: skip
         table.add_row(*map(escape, cells))

@@ -78,11 +78,11 @@ def _frequencies(ctx: Context, index: Sequence[int], n: int, d: float) -> jax.Ar
     dtype = ctx.result.dtype
     if n > 2 / torch.finfo(dtype).eps:
         ctx.refuse(f"{dtype} does not hold every integer up to {n}: torch counts in steps that round")
-    index = cast(np.asarray(index, np.int64), dtype)
-    if not index.size:
-        return index
-    wide = cast(index, get_computation_dtype(dtype))
-    return cast(lax.mul(wide, num(num(1 / (n * d), index), wide)), dtype)
+    counts = cast(np.asarray(index, np.int64), dtype)
+    if not counts.size:
+        return counts
+    wide = cast(counts, get_computation_dtype(dtype))
+    return cast(lax.mul(wide, num(num(1 / (n * d), counts), wide)), dtype)
 
 
 @lower(aten.fft_fftfreq.default)

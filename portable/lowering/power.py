@@ -63,8 +63,7 @@ def _complex_power(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def _refuse_booleans(ctx: Context, x: Any, y: Any) -> None:
     """Torch's CPU kernel gives bool or none, its type inference int64."""
-    kinds = {described(v)[0] if isinstance(v, jax.Array) else described(v) for v in (x, y)}
-    if kinds <= {bool, torch.bool}:
+    if all(v.dtype == np.bool_ if isinstance(v, jax.Array) else described(v) is bool for v in (x, y)):
         ctx.refuse("a boolean to the power of a boolean, of which torch gives one type and announces another")
 
 

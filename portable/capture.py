@@ -135,7 +135,7 @@ def _random_from(x: torch.Tensor, low: int, high: int | None, *, generator: Any 
 
 def _is_elsewhere(x: FunctionalTensor) -> bool:
     """Whether it was made another view, or got other memory."""
-    moved: bool = torch._functionalize_has_metadata_mutation(x.elem) or torch._functionalize_was_storage_changed(x.elem)  # type: ignore[attr-defined]
+    moved: bool = torch._functionalize_has_metadata_mutation(x.elem) or torch._functionalize_was_storage_changed(x.elem)
     return moved
 
 
@@ -237,10 +237,9 @@ def returned_to_user(kind: str) -> int | None:
     return metadata.num_forward_returns if kind == "forward" and metadata else None
 
 
-def written_positions() -> tuple[int, ...]:
-    """Positions of the arguments that the graph that AOTAutograd is compiling writes to, without parameters and
-    buffers."""
+def mutated_positions() -> tuple[int, ...]:
+    """Positions of the arguments that the graph that AOTAutograd is compiling gives new values, which are copied there
+    after the call."""
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context else None
-    written = metadata.mutated_inp_runtime_indices if metadata else ()
-    return tuple(i for i in written if i not in static_positions())
+    return tuple(metadata.mutated_inp_runtime_indices) if metadata else ()

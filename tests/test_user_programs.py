@@ -1,5 +1,7 @@
 """The rest of a user's program: custom ops, torch.func, autocast, checkpointing, int8 and float8."""
 
+import copy
+
 import pytest
 import torch
 from jax import lax
@@ -331,6 +333,21 @@ def test_a_checkpointed_block_draws_the_same_in_backward(block, how):
     again, other = call(), call()
     assert torch.equal(again[0], y) and torch.equal(again[1], passed)
     assert not torch.equal(other[0], y) and torch.equal(other[0] != 0, other[1] != 0)
+
+
+def test_a_checkpointed_block_with_batch_normalisation_trains_as_torch_compiles_it():
+    """In eager the block runs twice, and so do its running statistics move."""
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
+    found, wanted = copy.deepcopy(layers), layers
+    run = compiled(lambda x: checkpoint(found, x, use_reentrant=False))
+    reference = torch.compile(lambda x: checkpoint(wanted, x, use_reentrant=False), backend="aot_eager")
+    for x in torch.randn(3, 5, 4):
+        run(x).square().sum().backward()
+        reference(x).square().sum().backward()
+    for a, b in zip(found.buffers(), wanted.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(found.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
 
 
 def test_two_draws_of_a_checkpointed_block_differ():

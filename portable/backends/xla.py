@@ -177,7 +177,8 @@ class CompiledGraph:
         returned = [n.meta.get("val") if isinstance(n, fx.Node) else n for n in pytree.tree_leaves(output)]
         self._returned = returned[: capture.returned_to_user(kind)]
         self._resident = capture.static_positions() if kind != "backward" else frozenset()
-        self._written = capture.written_positions() if kind != "backward" else ()
+        self._mutated = capture.mutated_positions() if kind != "backward" else ()
+        self._written = [i for i in self._mutated if i not in self._resident]
         self._programs: dict[Any, _Program] = {}
         self._fallbacks: set[Fallback] = set()
         self._last: tuple[int, ...] | None = None
@@ -275,6 +276,7 @@ class CompiledGraph:
             choice=choice,
             inference=self._kind == "inference",
             fallback=record.fallback,
+            mutated=self._mutated,
             places=places(self._returned, self._inputs, functools.partial(_concrete, self._symbols(key))),
         )
         choice.note(self._graph)

@@ -112,6 +112,7 @@ def lower_graph(
     choice: Choice | None = None,
     inference: bool = False,
     fallback: str = "error",
+    mutated: Sequence[int] = (),
     places: Sequence[Place | None] = (),
 ) -> Lowered:
     """Lower ``gm`` for arguments of these types; numbers are constants of the program.
@@ -120,6 +121,7 @@ def lower_graph(
         choice: says for each op that has kernels which one runs; without it none does.
         inference: no backward pass runs a branch or a loop's body a second time, so that they may draw random numbers.
         fallback: a mode of PORTABLE_FALLBACK; whoever calls this says what `Lowered.fallbacks` holds.
+        mutated: positions of arguments that get new values after the call: an output that is one of them is a copy.
         places: how the first outputs lie in memory; the others are row-major.
 
     Raises:
@@ -128,7 +130,7 @@ def lower_graph(
     """
     program = Program(backend, platform, choice, inference=inference, fallback=fallback != "error")
     with jax.enable_x64(True):
-        lowered, outputs = _lower(program, gm, args, places)
+        lowered, outputs = _lower(program, gm, args, mutated, places)
         module = _bytecode(lowered)
     checks = tuple(check.check for check in program.checks)
     ops = Counter((f.op, FELL_BACK) for f in program.fell_back)
@@ -159,11 +161,15 @@ def survey(gm: fx.GraphModule, args: Sequence[Any], *, platform: str, backend: s
 
 
 def _lower(
-    program: Program, gm: fx.GraphModule, args: Sequence[Any], places: Sequence[Place | None] = ()
+    program: Program,
+    gm: fx.GraphModule,
+    args: Sequence[Any],
+    mutated: Sequence[int] = (),
+    places: Sequence[Place | None] = (),
 ) -> tuple[Any, list[Output]]:
     """What `lower_graph` and `survey` have in common: JAX's lowering of ``gm`` and the plan of its outputs."""
     outputs: list[Output] = []
-    returned = _returned_arguments(gm)
+    returned = {i: argument for i, argument in _returned_arguments(gm).items() if argument not in mutated}
 
     def traced(seed: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
         remaining = iter(arrays)

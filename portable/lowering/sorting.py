@@ -224,6 +224,26 @@ def nanmedian(ctx: Context, x: jax.Array) -> jax.Array:
     return _median(ctx, x, True)
 
 
+def _inserted(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+    """``x`` (at most `SMALL_SORT` elements along ``dim``) as libstdc++'s insertion sort leaves it, and the indices.
+
+    Its comparison is ``<``, which knows no place for NaN: an element that is not less than the one before it stays,
+    and one that is less than the first goes to the front past whatever lies between.
+    """
+    values = jnp.moveaxis(x, dim, -1)
+    index = lax.broadcasted_iota(np.int64, values.shape, values.ndim - 1)
+    for i in range(1, x.shape[dim]):
+        value, before = values[..., i : i + 1], values[..., :i]
+        less = lax.lt(broadcast(value, before.shape), before)
+        moves = lax.cumprod(less.astype(np.int32), values.ndim - 1, reverse=True) > 0
+        moves = moves | less[..., :1]
+        place = i - jnp.sum(moves, -1, keepdims=True)
+        at = lax.broadcasted_iota(np.int64, values.shape, values.ndim - 1)
+        source = jnp.where(at == place, i, jnp.where((at > place) & (at <= i), at - 1, at))
+        values, index = (gather_along(v, values.ndim - 1, source) for v in (values, index))
+    return jnp.moveaxis(values, -1, dim), jnp.moveaxis(index, -1, dim)
+
+
 @lower(aten.mode.default)
 def mode(ctx: Context, x: jax.Array, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, ...]:
     """The smallest of the most frequent values, and the last index where it occurs.
@@ -235,10 +255,11 @@ def mode(ctx: Context, x: jax.Array, dim: int = -1, keepdim: bool = False) -> tu
     dim %= x.ndim
     if x.size == 0:
         return tuple(jnp.zeros(r.shape, r.jax_dtype) for r in ctx.result)
-    values, index = ordered(x, dim)
     n = x.shape[dim]
     if n > SMALL_SORT:
         refuse_ties(ctx, "sort with stable=True")
+    floats = jnp.issubdtype(x.dtype, jnp.floating)
+    values, index = _inserted(x, dim) if floats and n <= SMALL_SORT else ordered(x, dim)
     position = lax.broadcasted_iota(np.int64, x.shape, dim)
     first = lax.slice_in_dim(position, 0, 1, 1, dim)
     later = lax.ne(lax.slice_in_dim(values, 1, n, 1, dim), lax.slice_in_dim(values, 0, n - 1, 1, dim))

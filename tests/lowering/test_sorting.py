@@ -127,3 +127,12 @@ def test_binary_search(agrees):
         "integers": lambda x: torch.bucketize(x.nan_to_num(4, 9, -9).long(), edges.long()),
     }
     agrees(functions, X)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 16])
+def test_the_mode_among_nan_is_that_of_torchs_insertion_sort(length):
+    choices = torch.tensor([math.nan, 1.0, 2.0, 3.0, -0.0, 0.0, math.inf])
+    drawn = torch.randint(0, 7, (200, length), generator=torch.Generator().manual_seed(length))
+    x = choices[drawn]
+    for want, got in zip(torch.mode(x, 1), lowered(lambda x: tuple(torch.mode(x, 1)), x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)

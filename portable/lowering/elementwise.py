@@ -112,6 +112,8 @@ def add(ctx: Context, x: Any, y: Any, alpha: complex = 1) -> jax.Array:
 @lower(aten.sub.Tensor, aten.sub.Scalar)
 def sub(ctx: Context, x: Any, y: Any, alpha: complex = 1) -> jax.Array:
     (x, y), result = promoted(DEFAULT, ctx.result.shape, x, y)
+    if is_complex(x):  # torch adds the product with -alpha, which makes its own zeros and NaN
+        return cast(lax.add(x, lax.mul(y, num(-alpha, y))), result)
     return cast(lax.sub(x, _scaled(ctx, y, alpha)), result)
 
 

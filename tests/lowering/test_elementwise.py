@@ -328,3 +328,27 @@ def test_complex_powers_of_zeros_of_either_sign_and_on_the_cut(dtype, exponent):
 def test_a_boolean_to_the_power_of_a_boolean_is_refused(exponent):
     with pytest.raises(UnsupportedOpError, match="a boolean to the power of a boolean"):
         lowered(lambda x, y: x**y, torch.tensor([True, False]), exponent, fallback="error")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_complex_difference_has_eagers_zeros_and_nan(dtype):
+    z = torch.tensor([complex(x, y) for x in (0.0, -0.0, 1.0, -1.0, inf) for y in (0.0, -0.0, 1.0, inf)], dtype=dtype)
+
+    def differences(x, y):
+        return [x - y, x - 1, 1 - x, x + 1, torch.sub(x, y, alpha=2)]
+
+    for want, got in zip(differences(z[:, None], z), lowered(differences, z[:, None], z), strict=True):
+        assert_parts_agree(want, got)
+
+
+@pytest.mark.parametrize("function", [getattr(torch, name) for name in CUT_FUNCTIONS], ids=CUT_FUNCTIONS)
+def test_gradients_of_complex_functions_on_both_sides_of_their_cuts(function):
+    away = [complex(x, y) for x in (-2.0, -0.5, 0.5, 2.0) for y in (-0.5, -0.0, 0.0, 2.0)]
+    z = torch.tensor(away, dtype=torch.complex128)
+    weights = torch.linspace(0.5, 1.5, len(away)) * torch.tensor(1 + 0.3j, dtype=torch.complex128)
+
+    def gradient(z):
+        leaf = z.detach().requires_grad_(True)
+        return torch.autograd.grad(function(leaf), leaf, weights)[0]
+
+    torch.testing.assert_close(lowered(gradient, z), gradient(z), rtol=1e-9, atol=1e-9)

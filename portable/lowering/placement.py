@@ -16,6 +16,8 @@ import jax
 import torch
 from jax import lax
 
+from portable.errors import UnsupportedOutputError
+
 
 class Place(NamedTuple):
     """Sizes, strides and offset, in elements.
@@ -107,9 +109,20 @@ def places(
     Args:
         outputs, inputs: of the graph, as torch traced them.
         concrete: the value of a symbolic size in the call that the program is for, if it is known.
+
+    Raises:
+        UnsupportedOutputError: an output is a view that AOTAutograd would derive wrongly.
     """
     owners = {_storage(x): i for i, x in reversed([*enumerate(inputs)]) if _plain(x)}
     found = [_place(x, inputs, owners, concrete) if _plain(x) else None for x in outputs]
+    for i, (x, place) in enumerate(zip(outputs, found, strict=True)):
+        others = [*inputs, *outputs[:i], *outputs[i + 1 :]]
+        if place is None and _is_symbolic_view(x, others) and 0 not in map(concrete, x.shape):
+            raise UnsupportedOutputError(
+                "the function returns a conjugated or negated view of an argument, or of another tensor that it "
+                "returns, whose sizes change from call to call",
+                remedy="return a copy of it (clone()), or compile with dynamic=False",
+            )
     groups: dict[int, list[int]] = {}
     for i, place in enumerate(found):
         if place and place.argument is None:
@@ -144,6 +157,13 @@ def _share(found: list[Place | None], outputs: Sequence[Any], group: Sequence[in
     for i, place in of.items():
         if whole and i != whole[0] and outputs[i].dtype == outputs[whole[0]].dtype:
             found[i] = place._replace(output=whole[0])
+
+
+def _is_symbolic_view(x: Any, others: Sequence[Any]) -> bool:
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+        return False
+    static = all(isinstance(n, int) for n in (*x.shape, *x.stride(), x.storage_offset()))
+    return not static and _storage(x) in [_storage(y) for y in others if isinstance(y, torch.Tensor)]
 
 
 def _plain(x: Any) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import portable as pt
-from portable.errors import UnsupportedInputError, UnsupportedOpError
+from portable.errors import UnsupportedInputError, UnsupportedOpError, UnsupportedOutputError
 from portable.lowering.placement import Place, overlapping
 from portable.testing import lowered
 
@@ -59,6 +59,19 @@ def test_a_view_of_a_part_of_a_tensor_begins_where_eagers_does(dynamic):
     for x in (base, base[:, 2:5], base[1:, 2:8], base.t(), base[1:4, ::2]):
         for found, wanted in zip(compiled(x), (_half(x), x.t(), (x + 1).t()), strict=True):
             _same_place(found, wanted)
+
+
+@pytest.mark.parametrize("view", [lambda x: _half(x.conj()), lambda x: _half(x.conj().imag)], ids=["conj", "neg"])
+def test_a_conjugated_view_of_an_argument_is_exact_or_refused(view):
+    x = torch.randn(6, dtype=torch.complex64)
+    assert torch.equal(pt.compile(view, backend="xla", dynamic=False)(x), view(x))
+    with pytest.raises(UnsupportedOutputError, match="conjugated or negated view"):
+        pt.compile(view, backend="xla", dynamic=True)(x)
+    both = lambda x: (lambda y: (y, view(y)))(x * 2)  # noqa: E731
+    with pytest.raises(UnsupportedOutputError, match="conjugated or negated view"):
+        pt.compile(both, backend="xla", dynamic=True)(x)
+    copied = pt.compile(lambda x: view(x).clone(), backend="xla", dynamic=True)
+    assert torch.equal(copied(x), view(x))
 
 
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])

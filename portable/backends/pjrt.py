@@ -26,11 +26,21 @@ from typing import Any
 
 import torch
 
+from portable import config
 from portable.backends.frames import receive, send
 from portable.errors import BackendUnavailableError, ProgramError
 
 COMPILE_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
-CPU_OPTIONS: dict[str, Any] = {"xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False}
+# What XLA:CPU may not do to a program. Its algebraic simplifier reassociates, cancels and distributes (``exp(a)`` times
+# ``exp(b)`` becomes ``exp(a + b)``); of its fusions for the YNN library those of sums give wrong sums and can end the
+# process: only single matrix products are left to it. What no option forbids is in `lowering.rounding`.
+CPU_OPTIONS: dict[str, Any] = {
+    "xla_cpu_enable_fast_math": False,
+    "xla_cpu_enable_fast_min_max": False,
+    "xla_cpu_ftz": False,
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+    "xla_disable_hlo_passes": "algsimp",
+}
 
 KEPT, KEPT_BYTES = 256, 1 << 20  # how many compiled modules a client keeps, and of which size, in case they come again
 
@@ -113,15 +123,28 @@ class Client:
         self._kept: OrderedDict[bytes, Executable] = OrderedDict()
         self._lock = threading.Lock()
         self._alone = threading.Lock()
-        self.no_seed = self.put(torch.zeros(2, dtype=torch.int64).to(torch.uint32))
+        if self.on_host:
+            self._keep_subnormals()
+        self._no_seed = self.put(torch.zeros(3, dtype=torch.int64).to(torch.uint32))
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """XLA's options that programs are compiled with here, where they are not its defaults."""
+        return {**COMPILE_OPTIONS, **(CPU_OPTIONS if self.on_host else {})}
 
     def _options(self) -> Any:
         from jax._src import compiler
 
         options = compiler.get_compile_options(1, 1)
-        flags = {**COMPILE_OPTIONS, **(CPU_OPTIONS if self.on_host else {})}
-        options.env_option_overrides = list(flags.items())
+        options.env_option_overrides = list(self.flags.items())
         return options
+
+    def _keep_subnormals(self) -> None:
+        """The threads of the pool compute with subnormal numbers; what a program does on its own: `subnormals`."""
+        from portable.lowering import subnormals
+
+        if subnormals.usable() and self.take(self._compiled(subnormals.of_the_pool())([]))[0].item():
+            config.logger().warning("a thread of XLA's pool did not answer: it may flush subnormal numbers to zero")
 
     def compile(self, module: bytes) -> Executable:
         """Compile a StableHLO module (MLIR bytecode), if it is none of the last ones that were compiled."""
@@ -146,6 +169,18 @@ class Client:
         else:
             loaded = self.raw.compile_and_load(module, devices, self.options)
         return Executable(self, loaded, self._alone if self.on_host and LAPACK in module else contextlib.nullcontext())
+
+    def seed(self, random: bool) -> Any:
+        """The buffer of a program's first argument: a random seed, and a zero that the compiler does not know.
+
+        A ``random`` program's seed is drawn from torch's generator, so that torch.manual_seed reproduces and no two
+        calls agree.
+        """
+        if not random:
+            return self._no_seed
+        words = torch.zeros(3, dtype=torch.int64)
+        words[:2] = torch.randint(0, 2**32, (2,), dtype=torch.int64)
+        return self.put(words.to(torch.uint32))
 
     def put(self, tensor: torch.Tensor) -> Any:
         """A buffer on the device with the values of a dense CPU ``tensor``; on the host without a copy if possible."""

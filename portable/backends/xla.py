@@ -7,6 +7,7 @@ graph is kept and lowered again for each new set of sizes, without a new capture
 from __future__ import annotations
 
 import functools
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -89,7 +90,8 @@ class Xla(Backend):
 
     def hardware(self) -> dict[str, str]:
         client = pjrt.client(self.platform)
-        runtime = f"PJRT {client.platform} {getattr(client.raw, 'platform_version', '')}"
+        options = hashlib.sha256(repr(sorted(client.flags.items())).encode()).hexdigest()[:8]
+        runtime = f"PJRT {client.platform} {getattr(client.raw, 'platform_version', '')} options {options}"
         if client.on_host:
             return {**host(), "runtime": runtime}
         capability = getattr(client.device, "compute_capability", "")
@@ -197,7 +199,7 @@ class CompiledGraph:
         if program is None or program.client is not client:
             program = self._build(key, [_spec(a) for a in args])
         put, resident = client.put, client.residents.get
-        buffers = [_seed(client, program.random)]
+        buffers = [client.seed(program.random)]
         for i, a in enumerate(args):
             if isinstance(a, torch.Tensor):
                 keep = i in self._resident or type(a) is torch.nn.Parameter
@@ -298,14 +300,6 @@ class CompiledGraph:
             f"{name}: {old} → {new}" for name, old, new in zip(self._names, self._last, key, strict=True) if old != new
         ]
         return ", ".join(dict.fromkeys(changed))
-
-
-def _seed(client: pjrt.Client, random: bool) -> Any:
-    """The program's random seed: drawn from torch's generator, so that torch.manual_seed reproduces and no two calls
-    agree."""
-    if not random:
-        return client.no_seed
-    return client.put(torch.randint(0, 2**32, (2,), dtype=torch.int64).to(torch.uint32))
 
 
 def _refuse_unknown_base(expected: Sequence[Any], args: Sequence[Any], failure: Exception) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from portable import dtypes
+from portable.lowering import rounding
 
 if TYPE_CHECKING:
     from portable.lowering.program import Program
@@ -95,6 +96,13 @@ class Context:
     def precision(self) -> lax.Precision:
         """Precision of float32 matmuls and convolutions, from ``torch.get_float32_matmul_precision()``."""
         return self.program.precision
+
+    def summand(self, x: Any) -> Any:
+        """``x``, which is added to something: where it is a constant zero as one that no compiler leaves out."""
+        if not rounding.is_zero(x):
+            return x
+        floats = x.dtype if isinstance(x, (jax.Array, np.ndarray, np.generic)) else self.result.jax_dtype
+        return rounding.rounded(x, self.program.zero) if jnp.issubdtype(floats, jnp.floating) else x
 
     def key(self) -> jax.Array:
         """A fresh random key: derived from torch's generator state at run time, another one for each use."""

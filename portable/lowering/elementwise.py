@@ -106,7 +106,7 @@ def add(ctx: Context, x: Any, y: Any, alpha: complex = 1) -> jax.Array:
     (x, y), result = promoted(DEFAULT, ctx.result.shape, x, y)
     if x.dtype == jnp.bool_:
         return lax.bitwise_or(x, lax.bitwise_and(y, num(bool(alpha), y)))
-    return cast(lax.add(x, _scaled(ctx, y, alpha)), result)
+    return cast(lax.add(ctx.summand(x), ctx.summand(_scaled(ctx, y, alpha))), result)
 
 
 @lower(aten.sub.Tensor, aten.sub.Scalar)
@@ -114,7 +114,7 @@ def sub(ctx: Context, x: Any, y: Any, alpha: complex = 1) -> jax.Array:
     (x, y), result = promoted(DEFAULT, ctx.result.shape, x, y)
     if is_complex(x):  # torch adds the product with -alpha, which makes its own zeros and NaN
         return cast(lax.add(x, lax.mul(y, num(-alpha, y))), result)
-    return cast(lax.sub(x, _scaled(ctx, y, alpha)), result)
+    return cast(lax.sub(ctx.summand(x), ctx.summand(_scaled(ctx, y, alpha))), result)
 
 
 @lower(aten.rsub.Tensor, aten.rsub.Scalar)

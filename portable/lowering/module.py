@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 REFUSED = "refused"
+SEED_WORDS = 3  # of a program's first argument: two of the random seed, and a zero
 
 
 class Use(NamedTuple):
@@ -55,8 +56,8 @@ class Output(NamedTuple):
 class Lowered:
     """A StableHLO module and how to call it.
 
-    The module takes the random seed (uint32[2]), then the tensor arguments in order; it returns the arrays of
-    ``outputs``.
+    The module takes the random seed and a zero (uint32[3], see `rounding`), then the tensor arguments in order; it
+    returns the arrays of ``outputs``.
 
     Attributes:
         module: MLIR bytecode.
@@ -174,7 +175,7 @@ def _lower(
     def traced(seed: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
         remaining = iter(arrays)
         values = [next(remaining) if isinstance(a, Spec) else a for a in args]
-        program.seed = seed
+        program.begin(seed, arrays)
         results: list[jax.Array] = []
         for i, value in enumerate(pytree.tree_leaves(program.run(gm, values), is_leaf=lambda x: x is None)):
             place = places[i] if i < len(places) else None
@@ -197,7 +198,7 @@ def _lower(
 
     registry.load()
     types = [jax.ShapeDtypeStruct(a.shape, a.jax_dtype) for a in args if isinstance(a, Spec)]
-    trace = jax.jit(traced, keep_unused=True).trace(jax.ShapeDtypeStruct((2,), np.uint32), *types)
+    trace = jax.jit(traced, keep_unused=True).trace(jax.ShapeDtypeStruct((SEED_WORDS,), np.uint32), *types)
     refused, lowered = list(program.refused), None
     try:
         lowered = trace.lower(lowering_platforms=(program.platform,))

@@ -121,8 +121,7 @@ def run(
         with compile_lock:  # what traces changes torch for the whole process
             gm = call.trace(data)
             low = lower_graph(gm, call.specs, platform=client.platform, backend=backend, fallback=fallback)
-        seed = torch.randint(0, 2**32, (2,), dtype=torch.int64) if low.random else torch.zeros(2, dtype=torch.int64)
-        buffers = client.compile(low.module)([client.put(seed.to(torch.uint32)), *map(client.put, call.tensors)])
+        buffers = client.compile(low.module)([client.seed(low.random), *map(client.put, call.tensors)])
         results = client.take(buffers)
         values = low.values(results, call.tensors)
         computed = values[len(values) - len(data.reads) :]

@@ -86,7 +86,7 @@ def _rounded_rsqrt(x: jax.Array) -> jax.Array:
     at_a_time = _AT_A_TIME.get(torch.backends.cpu.get_cpu_capability())
     in_vectors = x.size - x.size % at_a_time if at_a_time else 0
     place = lax.reshape(lax.iota(np.int64, x.size), x.shape)
-    return lax.select(lax.lt(place, num(in_vectors, place)), lax.rsqrt(x), in_steps)
+    return lax.select(lax.lt(place, num(in_vectors, place)), rsqrt(x), in_steps)
 
 
 # torch's formulas in bfloat16, where they round more than once

@@ -38,7 +38,7 @@ from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
 from portable.explain import Fallback
 from portable.kernels.registry import Kernel, op_name, own_arguments
-from portable.lowering import control_flow, recomputed, registry, written
+from portable.lowering import control_flow, recomputed, registry, rounding, subnormals, written
 from portable.lowering.context import Check, Context, Refused, Spec, Strides
 from portable.lowering.draws import Draw, generator_at
 from portable.lowering.fallback import torch_kernel
@@ -77,7 +77,9 @@ class Program:
         self.fallback = fallback
         self.unbuilt = ""  # why the native code of a fallback cannot be built, once that was tried
         self.precision = PRECISION[torch.get_float32_matmul_precision()]
-        self.seed: Any = None  # set when tracing begins
+        self.seed: Any = None  # set when tracing begins, as is
+        self.zero: Any = None  # a uint32 that is 0, which no compiler knows: see `rounding`
+        self.sources: subnormals.Sources | None = None
         self.turn: jax.Array | None = None  # see Context.in_turn
         self.uses = 0
         self.draw: Draw | None = None  # of the node that runs; None where the trace did not note it
@@ -93,6 +95,15 @@ class Program:
         self._nesting = 0  # how many branches and bodies are around the node that runs
         self._loops = 0
         self._iterations: tuple[tuple[int, jax.Array], ...] = ()  # (loop, iteration) of those that are loops
+
+    def begin(self, seed: jax.Array, arguments: Sequence[jax.Array]) -> None:
+        """Tracing begins, with the random seed and the zero (uint32[3]), and the tensor arguments."""
+        self.seed, self.zero = seed[:2], seed[2]
+        if self.platform == "cpu" and subnormals.usable():
+            self.zero = subnormals.kept()
+            self.seed = lax.bitwise_or(self.seed, lax.broadcast(self.zero, (2,)))
+            self.sources = subnormals.Sources(self.zero)
+            self.sources.add(arguments)
 
     @contextlib.contextmanager
     def inside(self, turn: jax.Array, iteration: jax.Array | None = None) -> Iterator[Program]:
@@ -247,6 +258,8 @@ class Program:
         self, op: HigherOrderOperator, args: Sequence[Any], kwargs: dict[str, Any], val: Any, symbols: dict[Any, int]
     ) -> Any:
         name = f"higher_order.{op.name()}"
+        if self.sources is not None:
+            args = pytree.tree_map(self.sources.waiting, list(args))
         result = None
         try:
             lower = control_flow.LOWERED.get(op.name())
@@ -293,9 +306,10 @@ class Program:
         before = self._noted()
         try:
             if chosen is not None:
-                value = chosen.implementation(*((context,) if chosen.takes_context else ()), *args, **kwargs)
+                first = (context,) if chosen.takes_context else ()
+                value = self._apply(op, functools.partial(chosen.implementation, *first), args, kwargs)
             elif rule is not None:
-                value = rule.apply(context, *args, **kwargs)
+                value = self._apply(op, functools.partial(rule.apply, context), args, kwargs)
             else:
                 function = registry.decomposition(op)
                 if function is None:
@@ -307,7 +321,8 @@ class Program:
                 return self._refuse(str(op), reason, result)
             self._forget_since(before)
             try:
-                value = torch_kernel(context, args, kwargs, effect=effect)
+                kernel = functools.partial(_torch_kernel, context, effect)
+                value = self._apply(op, kernel, args, kwargs)
             except Refused as second:
                 return self._refuse(str(op), f"{reason}; and it cannot fall back: {second}", result)
             self.fell_back.append(Fallback(name, reason, self._where))
@@ -322,7 +337,15 @@ class Program:
             raise self._wrong(op, message, chosen or rule, failure) from failure
         if self._depth == 0:
             self.ops[name, how, self._where] += 1
-        return self._checked(op, value, result, chosen or rule)
+        return self._rounded(self._checked(op, value, result, chosen or rule))
+
+    def _apply(self, op: OpOverload, rule: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return rule(*args, **kwargs) if self.sources is None else self.sources.apply(op, rule, args, kwargs)
+
+    def _rounded(self, value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)([self._rounded(v) for v in value])
+        return rounding.rounded(value, self.zero) if rounding.is_contractible(value, self.platform) else value
 
     def _noted(self) -> tuple[int, int, int, jax.Array | None]:
         return len(self.refused), len(self.checks), len(self.fell_back), self.turn
@@ -382,6 +405,10 @@ class Program:
             return pytree.tree_unflatten(pytree.tree_leaves(self.run(gm, arrays), is_leaf=lambda x: x is None), spec)
         finally:
             self._depth -= 1
+
+
+def _torch_kernel(context: Context, effect: bool, *args: Any, **kwargs: Any) -> Any:
+    return torch_kernel(context, args, kwargs, effect=effect)
 
 
 class _Constant:

@@ -22,6 +22,7 @@ from portable import backends, config
 from portable.backends.base import Backend, installed
 from portable.errors import ConfigError, KernelError, PortableError, UnsupportedInputError
 from portable.explain import Fallback, Note, Record, call_began, runs
+from portable.lowering import refusals
 
 if TYPE_CHECKING:
     from portable.backends.check import Check
@@ -376,7 +377,7 @@ class _Run:
         key = (torch.is_grad_enabled(), training, *[_shape(a) for a in (*args, *kwargs.values())])
         if key in self._warm:
             return self._call(args, kwargs)
-        with _COLD, self._with_recurrent_layers():
+        with _COLD, refusals.said_once(), self._with_recurrent_layers():
             self._whole = self._kept_whole()
             result = self._call(args, kwargs)
             if len(self._warm) >= _WARM_KEYS:
@@ -519,8 +520,12 @@ def _raise_plainly(failure: Exception, run: _Run, args: Any, kwargs: Any) -> NoR
     name."""
     inner = failure.inner_exception if isinstance(failure, BackendCompilerFailed) else failure
     if isinstance(inner, PortableError):
+        inner.args = (inner.text,)  # torch appends to it
         raise inner from (inner.__cause__ if isinstance(inner, KernelError) else None)  # the line of a kernel's author
     run.check_inputs(args, kwargs)
+    refused = refusals.in_capture(inner)
+    if refused is not None:
+        raise refused from None
     raise failure
 
 

@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
 from portable.errors import UnsupportedInputError, UnsupportedOp, UnsupportedOpError
+from portable.lowering import refusals
 from portable.lowering.draws import Draws, generator_state
 from portable.lowering.kept_whole import kept_whole
 
@@ -99,6 +100,8 @@ class _Functional(FunctionalTensorMode):
         if isinstance(func, HigherOrderOperator):  # the errors that ops in its subgraphs may raise would be lost
             refused = UnsupportedOp(f"higher_order.{func.name()}", "only pt.compile captures control flow")
             raise UnsupportedOpError([refused], backend="xla")
+        if any(a.is_out for a in func._schema.arguments):  # a functional op has none, and its result any dtype
+            refusals.check_traced(func, args, kwargs or {})
         if func is RANDOM_FROM:  # torch.fx cannot print the name of its functional form: `from` is a keyword
             with self:
                 return _random_from(*args, **(kwargs or {}))

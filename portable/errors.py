@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class PortableError(RuntimeError):
     """Base of all errors of portable. ``remedy`` says what the user can do."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
-        super().__init__(f"{message}\n  Remedy: {remedy}" if remedy else message)
         self.message = message
         self.remedy = remedy
+        super().__init__(self.text)
+
+    @property
+    def text(self) -> str:
+        """The whole message."""
+        return f"{self.message}\n  Remedy: {self.remedy}" if self.remedy else self.message
 
     def __reduce__(self) -> tuple:
         return _rebuilt, (type(self), str(self), self.__dict__)
@@ -39,6 +45,18 @@ class BackendUnavailableError(PortableError):
 
 class UnsupportedInputError(PortableError, TypeError):
     """A tensor that no program can take: sparse, nested, on `meta`, on another device, or of a foreign dtype."""
+
+
+class InvalidInputError(PortableError, ValueError, IndexError):
+    """A call that eager refuses too, such as `mm` of two dtypes: what torch says, with the op, dtypes and shapes.
+
+    It is no TypeError: Python's operators take one of theirs to mean that the other operand has to be asked.
+
+    Attributes:
+        call: (op, its arguments, what torch says), where they are known.
+    """
+
+    call: tuple[Any, ...] = ()
 
 
 class OpArgumentError(PortableError, ValueError):

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._decomp  # replaces them
 from torch._C import DispatchKey
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
-from portable.lowering import branchless, recurrent
+from portable.lowering import branchless, recurrent, refusals
 
 aten = torch.ops.aten
 
@@ -35,17 +36,28 @@ REASONS = {
     "multilabel_margin_loss_forward": "entries after the first -1 are counted as labels",
     "multi_margin_loss": "the loss of a single sample has the shape [1], not []",
 }
+# composite ops that do something else for tensors that are traced
+OTHERWISE = tuple((op, DispatchKey.CompositeImplicitAutograd) for op in (aten.max_pool1d.default, aten.rrelu.default))
+UNROLLED = frozenset(f"aten::{name}" for name in ("gru", "lstm", "rnn_relu", "rnn_tanh"))  # their parts are checked
 REPLACED = branchless.REPLACED | recurrent.REPLACED
-_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd, DispatchKey.AutogradCPU)
 _lock = threading.Lock()
 _inside = 0
-_removed: dict[OpOverload, dict[Any, Any]] = {}
+_before: dict[OpOverload, dict[Any, Any]] = {}
 
 
 @functools.cache
 def _ops() -> tuple[OpOverload, ...]:
     packets = [getattr(aten, name) for name in REASONS if hasattr(aten, name)]
     return tuple(getattr(p, o) for p in packets for o in p.overloads() if "out" not in o)
+
+
+@functools.cache
+def _taken_apart() -> tuple[tuple[OpOverload, DispatchKey], ...]:
+    """The ops that torch replaces by Python code, which checks less than they do."""
+    packets = [packet for packet in vars(aten).values() if isinstance(packet, OpOverloadPacket)]
+    ops = [op for packet in packets for op in vars(packet).values() if isinstance(op, OpOverload)]
+    return tuple((op, key) for op in ops for key in _KEYS if key in op.py_kernels)
 
 
 @contextlib.contextmanager
@@ -55,23 +67,32 @@ def kept_whole() -> Iterator[None]:
     with _lock:
         _inside += 1
         if _inside == 1:
-            for op in _ops():
-                _removed[op] = {key: op.py_kernels.pop(key) for key in _KEYS if key in op.py_kernels}
-                op._dispatch_cache.clear()
-            for (op, key), function in REPLACED.items():
-                if key in op.py_kernels:
-                    _removed.setdefault(op, {})[key] = op.py_kernels[key]
-                op.py_kernels[key] = function
-                op._dispatch_cache.clear()
+            _replace()
     try:
         yield
     finally:
         with _lock:
             _inside -= 1
             if _inside == 0:
-                for op, key in REPLACED:
-                    del op.py_kernels[key]
-                for op, kernels in _removed.items():
+                for op, kernels in _before.items():
+                    op.py_kernels.clear()
                     op.py_kernels.update(kernels)
                     op._dispatch_cache.clear()
-                _removed.clear()
+                _before.clear()
+
+
+def _replace() -> None:
+    taken_apart = _taken_apart()
+    for op in {*_ops(), *(op for op, _ in (*REPLACED, *taken_apart, *OTHERWISE))}:
+        _before[op] = dict(op.py_kernels)
+        op._dispatch_cache.clear()
+    for op in _ops():
+        for key in _KEYS[:2]:
+            op.py_kernels.pop(key, None)
+    for (op, key), function in REPLACED.items():
+        op.py_kernels[key] = function
+    for op, key in OTHERWISE:
+        op.py_kernels[key] = refusals.asked(op, functools.partial(op._op_dk, key))
+    for op, key in {*taken_apart, *REPLACED}:
+        if key in op.py_kernels and op.name().partition(".")[0] not in UNROLLED:
+            op.py_kernels[key] = refusals.asked(op, op.py_kernels[key])

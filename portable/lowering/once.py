@@ -29,6 +29,7 @@ from portable.lowering.fallback import warn
 from portable.lowering.module import lower_graph
 from portable.lowering.placement import overlapping
 from portable.lowering.program import DATA_DEPENDENT
+from portable.lowering.refusals import said_once
 from portable.lowering.specialise import Number, Specialisation
 
 ATTEMPTS = 5  # the next is specialised on the floats that the program has computed, if they are rounded otherwise
@@ -118,7 +119,7 @@ def run(
     known: dict[int, Number] = {}
     for _ in range(ATTEMPTS):
         data = Specialisation(call.tensors, known, backend)
-        with compile_lock:  # what traces changes torch for the whole process
+        with compile_lock, said_once():  # what traces changes torch for the whole process
             gm = call.trace(data)
             low = lower_graph(gm, call.specs, platform=client.platform, backend=backend, fallback=fallback)
         buffers = client.compile(low.module)([client.seed(low.random), *map(client.put, call.tensors)])

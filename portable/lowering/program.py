@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import operator
 import traceback
 from collections import Counter
@@ -38,11 +39,11 @@ from portable import dtypes
 from portable.errors import LoweringError, PortableError, UnsupportedDtypeError, UnsupportedOp, UnsupportedOpError
 from portable.explain import Fallback
 from portable.kernels.registry import Kernel, op_name, own_arguments
-from portable.lowering import control_flow, recomputed, registry, rounding, subnormals, written
+from portable.lowering import control_flow, recomputed, refusals, registry, rounding, subnormals, written
 from portable.lowering.context import Check, Context, Refused, Spec, Strides
 from portable.lowering.draws import Draw, generator_at
 from portable.lowering.fallback import torch_kernel
-from portable.lowering.source import annotated, location
+from portable.lowering.source import annotated, location, module_path, users_line
 
 if TYPE_CHECKING:
     from portable.kernels.choice import Choice
@@ -204,6 +205,8 @@ class Program:
             except Refused as refusal:
                 self.refused[UnsupportedOp(str(op), str(refusal), self._where)] = None
                 raise UnsupportedOpError(list(self.refused), backend=self.backend) from refusal
+            if self._depth == 0:
+                self._check(op, args, kwargs, result, node)
             with annotated(node) if self._depth == 0 else contextlib.nullcontext():
                 return self.call(op, args, kwargs, result, strides, node)
         if op is with_effects:  # (token, op, *arguments of op); the order of effects is the order of the graph
@@ -219,6 +222,21 @@ class Program:
         if isinstance(op, HigherOrderOperator):
             return self._higher_order(op, args, kwargs, val, symbols)
         return self._arithmetic(op, args, kwargs)
+
+    def _check(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any, node: fx.Node) -> None:
+        """Raise for a call that eager refuses: torch's shape propagation checks less than its kernels do."""
+        leaves, tree = pytree.tree_flatten((list(args), kwargs))
+        if any(isinstance(x, registry.TracedScalar) for x in leaves):
+            return
+        described = [
+            refusals.Like(x.shape, dtypes.to_torch(x.dtype)) if isinstance(x, jax.Array) else refusals.Constant(x)
+            for x in leaves
+        ]
+        elements = sum(math.prod(x.shape) for x in pytree.tree_leaves(result) if isinstance(x, Spec))
+        reason = refusals.check(op, described, tree, results=elements, platform=self.platform)
+        if reason:
+            line = users_line(node.meta.get("stack_trace") or "", module_path(node))
+            raise refusals.refusal(str(op), described, reason, line)
 
     def _drawn_again(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], node: fx.Node) -> Any:
         """A random op that the forward and the backward program draw with one key: see `recomputed`."""
@@ -398,7 +416,7 @@ class Program:
             if isinstance(leaf, registry.TracedScalar):
                 raise Refused("a number that is known only at run time")
             is_array = isinstance(leaf, jax.Array)
-            signature.append(Spec(leaf.shape, dtypes.to_torch(leaf.dtype)) if is_array else _Constant(leaf))
+            signature.append(Spec(leaf.shape, dtypes.to_torch(leaf.dtype)) if is_array else refusals.Constant(leaf))
         gm, spec = _traced(function, tuple(signature), tree)
         self._depth += 1
         try:
@@ -411,25 +429,9 @@ def _torch_kernel(context: Context, effect: bool, *args: Any, **kwargs: Any) -> 
     return torch_kernel(context, args, kwargs, effect=effect)
 
 
-class _Constant:
-    """A non-tensor argument as part of a cache key: equal only to the same value of the same type."""
-
-    __slots__ = ("key", "value")
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.key = (type(value), repr(value))
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Constant) and self.key == other.key
-
-
 @functools.lru_cache(maxsize=4096)
 def _traced(
-    function: Callable[..., Any], signature: tuple[Spec | _Constant, ...], tree: Any
+    function: Callable[..., Any], signature: tuple[Spec | refusals.Constant, ...], tree: Any
 ) -> tuple[fx.GraphModule, Any]:
     from portable.capture import trace_decomposition
 
@@ -527,8 +529,7 @@ def _arithmetic(op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
 
 def _described(x: Any) -> str:
     if isinstance(x, (jax.Array, Spec)):
-        name = dtypes.to_torch(x.dtype) if isinstance(x, jax.Array) else x.dtype
-        return f"{str(name).removeprefix('torch.')}{list(x.shape)}"
+        return str(refusals.Like(x.shape, dtypes.to_torch(x.dtype) if isinstance(x, jax.Array) else x.dtype))
     if isinstance(x, (tuple, list)):
         return f"({', '.join(_described(v) for v in x)})"
     return repr(x)[:80]

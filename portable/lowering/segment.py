@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from portable.lowering.bounds import holds
 from portable.lowering.context import Context
 from portable.lowering.gather import gather_along
 from portable.lowering.registry import cast, lower, narrowed
@@ -34,6 +35,15 @@ def _segments(data: jax.Array, axis: int, lengths: jax.Array | None, offsets: An
     place = lax.broadcasted_iota(np.int64, data.shape[: axis + 1], axis)
     number = search(lax.convert_element_type(ends, np.int64), place, True)
     return lax.broadcast_in_dim(number, data.shape, tuple(range(axis + 1))), lax.convert_element_type(lengths, np.int64)
+
+
+def _check_lengths(ctx: Context, lengths: jax.Array, whole: int | None) -> None:
+    """As torch does: none is negative, and lengths that were given fill the axis of ``whole`` elements."""
+    holds(ctx, jnp.all(lax.ge(lengths, lax.full_like(lengths, 0))), "segment_reduce(): a segment has a negative length")
+    if whole is not None:
+        total = lax.reduce_sum(lengths, (lengths.ndim - 1,))
+        filled = jnp.all(lax.eq(total, lax.full_like(total, whole)))
+        holds(ctx, filled, "segment_reduce(): the lengths along the axis have to sum to its size")
 
 
 def _spread(per_segment: jax.Array, shape: tuple[int, ...], axis: int) -> jax.Array:
@@ -76,6 +86,8 @@ def segment_reduce(
         return jnp.zeros(shape, ctx.result.jax_dtype)
     axis %= data.ndim
     number, lengths = _segments(data, axis, lengths, offsets)
+    if not unsafe:
+        _check_lengths(ctx, lengths, data.shape[axis] if offsets is None else None)
     (wide,) = widened(data)
     start = jnp.full(shape, identity_of(name, wide.dtype) if initial is None else initial, wide.dtype)
     total = _combined(COMBINE[name], start, axis, number, wide, ctx.result.dtype)

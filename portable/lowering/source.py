@@ -5,9 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import fx
+from torch.fx import traceback
+
+from portable import errors
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
@@ -23,6 +31,43 @@ def location(node: fx.Node) -> str:
     """Where in the user's code ``node`` comes from, as ``file:line, in function``; '' where torch does not know."""
     frame = frame_of(node.meta.get("stack_trace") or "")
     return place(*frame) if frame else ""
+
+
+def traced() -> str:
+    """The stack trace of what is being traced."""
+    return str(traceback.get_current_meta().get("stack_trace") or "")
+
+
+# torch's own layers stand between the user's call and the op
+_NOT_THE_USERS = (*(f"{Path(str(package.__file__)).parent}/" for package in (errors, torch)), contextlib.__file__, "<")
+
+
+def users_line(stack_trace: str, module: str = "") -> str:
+    """The innermost line of a stack trace that is outside torch, as `place` names it; else the line that calls us.
+
+    Args:
+        module: the path of a layer, which is named too.
+    """
+    frames = [frame for frame in _FRAME.findall(stack_trace) if not frame[0].startswith(_NOT_THE_USERS)]
+    where = place(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else _calling_line()
+    module = re.sub(r"^L\.\w+\.?", "", module)
+    return f"{where}, module {module}" if module and where else where
+
+
+def _calling_line() -> str:
+    for frame in _frames():
+        code = frame.f_code
+        if not code.co_filename.startswith(_NOT_THE_USERS) and "/site-packages/" not in code.co_filename:
+            return place(code.co_filename, frame.f_lineno, code.co_name)
+    return ""
+
+
+def _frames() -> Iterator[FrameType]:
+    """The frames of this thread's stack, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def place(file: str, line: int, function: str) -> str:

@@ -6,11 +6,13 @@ in every session; nor pytest, which `lowered` does not need.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from portable.testing.conformance import BackendConformance
+    from portable.testing.refused_calls import RefusalScore, refusal_score
 
 pytest_plugins = ("portable.testing.plugin",)
 
@@ -45,12 +47,17 @@ def lowered(
     return run(fn, args, kwargs, backend, fallback)
 
 
+_ELSEWHERE = {
+    "BackendConformance": "portable.testing.conformance",
+    "RefusalScore": "portable.testing.refused_calls",
+    "refusal_score": "portable.testing.refused_calls",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name != "BackendConformance":
+    if name not in _ELSEWHERE:
         raise AttributeError(f"module 'portable.testing' has no attribute {name!r}")
-    from portable.testing.conformance import BackendConformance
-
-    return BackendConformance
+    return getattr(importlib.import_module(_ELSEWHERE[name]), name)
 
 
-__all__ = ["BackendConformance", "lowered"]
+__all__ = ["BackendConformance", "RefusalScore", "lowered", "refusal_score"]

@@ -26,7 +26,7 @@ from portable import backends
 from portable.backends.base import Backend
 from portable.errors import UnknownBackendError, UnsupportedInputError
 from portable.slo.correctness import difference
-from portable.testing import comparison, networks
+from portable.testing import comparison, networks, refusal_score
 from portable.testing.programs import FAMILIES
 
 _ALONE = """
@@ -284,6 +284,12 @@ class BackendConformance:
         fail_if(difference(list(moved.buffers()), list(plain.buffers()), list(plain.buffers()), here.tolerances()))
         count = int(moved.num_batches_tracked) if moved.num_batches_tracked is not None else 0
         fail_if("" if count == 2 else f"{count} batches were counted instead of 2")
+
+    def test_what_eager_refuses_is_refused(self, here: Backend) -> None:
+        if here.path != "stablehlo":
+            return  # torch's own compilers answer for what they take
+        score = refusal_score(self.backend, ops=r"^(mm|addmm|index_select|bitwise_and|nn\.functional\.linear)$")
+        fail_if("\n".join(map(str, score.wrong)))
 
     # How it is called.
 

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from portable.errors import UnsupportedInputError, UnsupportedOp, UnsupportedOpError
 from portable.lowering import refusals
 from portable.lowering.draws import Draws, generator_state
+from portable.lowering.functional import exact_writes
 from portable.lowering.kept_whole import kept_whole
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def trace(
 
     detached = [a.detach() for a in args]
     try:
-        with kept_whole(), torch._guards.tracing(None), enable_python_dispatcher():
+        with kept_whole(), exact_writes(), torch._guards.tracing(None), enable_python_dispatcher():
             return make_fx(functional, tracing_mode="real", decomposition_table={})(*detached)
     finally:
         draws.close()
@@ -174,6 +175,7 @@ def aot(
     )
     with (
         kept_whole(),
+        exact_writes(),
         torch._functorch.config.patch(unlift_effect_tokens=True),
     ):  # else tokens are arguments at run time
         compiled: Callable[..., Any] = compile_graph(gm, example_inputs)

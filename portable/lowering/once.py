@@ -27,7 +27,7 @@ from portable.lowering.context import Spec
 from portable.lowering.draws import generator_at, generator_state
 from portable.lowering.fallback import warn
 from portable.lowering.module import lower_graph
-from portable.lowering.placement import overlapping
+from portable.lowering.placement import Place, overlapping, places
 from portable.lowering.program import DATA_DEPENDENT
 from portable.lowering.refusals import said_once
 from portable.lowering.specialise import Number, Specialisation
@@ -55,6 +55,7 @@ class Call:
         self.specs = [Spec(tuple(t.shape), t.dtype) for t in self.tensors]
         self.mutated: list[int] = []
         self._structure: Any = None
+        self._returned = 0
 
     def _flat(self, *inputs: torch.Tensor) -> list[Any]:
         values = list(self.leaves)
@@ -62,6 +63,7 @@ class Call:
             values[i] = value
         args, kwargs = pytree.tree_unflatten(values, self._tree)
         outputs, self._structure = pytree.tree_flatten(self._fn(*args, **kwargs))
+        self._returned = len(outputs)
         return outputs
 
     def trace(self, data: Specialisation) -> fx.GraphModule:
@@ -90,6 +92,13 @@ class Call:
                 "arguments overlap in memory, and one of them is written to", remedy="pass a clone of one of them"
             )
         return gm
+
+    def places(self, gm: fx.GraphModule) -> list[Place | None]:
+        """How what the call returns lies in memory."""
+        outputs = next(iter(reversed(gm.graph.nodes))).args[0]
+        values = [n.meta.get("val") if isinstance(n, fx.Node) else n for n in outputs]
+        inputs = [n.meta.get("val") for n in gm.graph.find_nodes(op="placeholder")]
+        return places(values[: self._returned], inputs, lambda n: n if isinstance(n, int) else None)
 
     def finish(self, values: list[Any]) -> Any:
         """What the call returns: the new values of what it writes to are written, the rest is in its own structure."""
@@ -121,7 +130,15 @@ def run(
         data = Specialisation(call.tensors, known, backend)
         with compile_lock, said_once():  # what traces changes torch for the whole process
             gm = call.trace(data)
-            low = lower_graph(gm, call.specs, platform=client.platform, backend=backend, fallback=fallback)
+            low = lower_graph(
+                gm,
+                call.specs,
+                platform=client.platform,
+                backend=backend,
+                fallback=fallback,
+                mutated=call.mutated,
+                places=call.places(gm),
+            )
         buffers = client.compile(low.module)([client.seed(low.random), *map(client.put, call.tensors)])
         results = client.take(buffers)
         values = low.values(results, call.tensors)

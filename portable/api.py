@@ -523,7 +523,7 @@ def _raise_plainly(failure: Exception, run: _Run, args: Any, kwargs: Any) -> NoR
         inner.args = (inner.text,)  # torch appends to it
         raise inner from (inner.__cause__ if isinstance(inner, KernelError) else None)  # the line of a kernel's author
     run.check_inputs(args, kwargs)
-    refused = refusals.in_capture(inner)
+    refused = refusals.in_capture(inner, (args, kwargs))
     if refused is not None:
         raise refused from None
     raise failure

@@ -7,11 +7,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -24,7 +25,7 @@ from rich.table import Table
 
 import portable
 from portable import config
-from portable.errors import ConfigError, PortableError, UnsupportedInputError
+from portable.errors import ConfigError, PortableError, UnsupportedInputError, UserCodeError
 from portable.kernels import command
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def explain(
         raise ConfigError(f"{model} takes no arguments: {' '.join(arguments)}", remedy="only a script does")
     function, args, kwargs = load_model(model)
     compiled = portable.compile(function, backend=backend or None)
-    with console.status("capturing and compiling …"), torch.no_grad():
+    with console.status("capturing and compiling …"), torch.no_grad(), users_code():
         compiled(*args, **kwargs)
     explanation = portable.explain(compiled, show=False)
     if as_json:
@@ -211,7 +212,7 @@ def coverage(
 ) -> None:
     """Which operators of a model run on which target, present or not. Exit status 1 if one is refused somewhere."""
     function, args, kwargs = load_model(model)
-    with console.status("capturing and lowering …"):
+    with console.status("capturing and lowering …"), users_code():
         found = portable.coverage(function, args, kwargs, targets=target or "all", backward=backward)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
@@ -252,13 +253,16 @@ def check(
         try:
             with torch.device("meta"):
                 made = load_model(model)
-            found = portable.check(*made, target, progress=told, **options)
+            with users_code():
+                found = portable.check(*made, target, progress=told, **options)
         except (NotImplementedError, RuntimeError) as failure:
             if "meta" not in str(failure) and not isinstance(failure, UnsupportedInputError):
                 raise
             reason = str(failure).strip().partition("\n")[0]
             told(f"building {model} with values: {reason}")
-            found = portable.check(*load_model(model), target, progress=told, **options)
+            made = load_model(model)
+            with users_code():
+                found = portable.check(*made, target, progress=told, **options)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
     else:
@@ -319,7 +323,7 @@ def run_script(path: str, arguments: Sequence[str], backend: str) -> list[Any]:
     sys.path.insert(0, str(Path(path).resolve().parent))
     chosen = portable.use_backend(backend) if backend else contextlib.nullcontext()
     try:
-        with collecting() as records, chosen:
+        with collecting() as records, chosen, users_code():
             runpy.run_path(path, run_name="__main__")
     except SystemExit as ended:
         if ended.code not in (None, 0):
@@ -344,16 +348,70 @@ def load_model(spec: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     if not source:
         raise ConfigError(f"{spec!r} names no function", remedy=remedy)
     try:
-        module = _module(source)
+        with users_code():
+            module = _module(source)
         function = getattr(module, name)
     except (ImportError, FileNotFoundError, AttributeError) as failure:
         raise ConfigError(f"{spec!r} cannot be loaded: {failure}", remedy=remedy) from failure
     if not callable(function):
         raise ConfigError(f"{spec} is a {type(function).__name__}, not a function", remedy=remedy)
-    made = function()
+    try:
+        needed = [p.name for p in inspect.signature(function).parameters.values() if _is_required(p)]
+    except (TypeError, ValueError):  # a builtin
+        needed = []
+    if needed:
+        raise ConfigError(f"{spec} needs arguments ({', '.join(needed)}), and is called without", remedy=remedy)
+    with users_code():
+        made = function()
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        raise ConfigError(f"{spec} returned {type(made).__name__}, not (model, args[, kwargs])", remedy=remedy)
-    return made[0], tuple(made[1]), dict(made[2]) if len(made) == 3 else {}
+        raise ConfigError(f"{spec} returned {_kinds(made)}, not (model, args[, kwargs])", remedy=remedy)
+    if not isinstance(made[1], (tuple, list)) or not isinstance(made[2] if len(made) == 3 else {}, dict):
+        raise ConfigError(
+            f"{spec} returned {_kinds(made)}: args is a tuple, and kwargs a dict",
+            remedy="return (model, (x,)) for a model that takes one tensor",
+        )
+    args, kwargs = tuple(made[1]), dict(made[2]) if len(made) == 3 else {}
+    called: Any = getattr(made[0], "forward", made[0])
+    try:
+        inspect.signature(called).bind(*args, **kwargs)
+    except TypeError as failure:
+        raise ConfigError(
+            f"the model that {spec} returned cannot be called so: {failure}", remedy="return all its arguments"
+        ) from failure
+    except ValueError:  # a builtin
+        pass
+    return made[0], args, kwargs
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    several = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and not several
+
+
+def _kinds(made: Any) -> str:
+    """The types of what a user's function returned."""
+    return f"({', '.join(type(x).__name__ for x in made)})" if isinstance(made, tuple) else type(made).__name__
+
+
+@contextlib.contextmanager
+def users_code() -> Iterator[None]:
+    """Within it an error of the user's code is one message with its line, not a traceback.
+
+    Raises:
+        UserCodeError: the error, unless it comes from this package, whose traceback is to be reported.
+    """
+    try:
+        yield
+    except PortableError:
+        raise
+    except Exception as failure:  # whatever a user's code raises
+        from portable.lowering.source import raised_at
+
+        where = raised_at(failure)
+        if not where:
+            raise
+        said = next(iter(str(failure).strip().splitlines()), "")
+        raise UserCodeError(f"{type(failure).__name__} at {where}{': ' if said else ''}{said}") from failure
 
 
 def _module(source: str) -> Any:

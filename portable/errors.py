@@ -35,6 +35,10 @@ class ConfigError(PortableError, ValueError):
     """An environment variable or an option holds a value that is not legal."""
 
 
+class UserCodeError(PortableError):
+    """A user's function or model raised, on the command line: its error, and the line that raised it."""
+
+
 class UnknownBackendError(PortableError, ValueError):
     """The named backend does not exist; the message lists those that do."""
 

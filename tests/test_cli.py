@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from portable import backends, cli, config
+from portable.errors import PortableError
 
 runner = CliRunner()
 
@@ -158,3 +160,50 @@ def test_a_terminal_without_unicode_is_served():
     )
     assert done.returncode == 0
     assert b"xla" in done.stdout
+
+
+MISTAKES = {
+    "needs": ("def needs(n): return model, (x,)", r"needs arguments \(n\)"),
+    "raises": ("def raises(): return {}['key']", r"KeyError at made.py:\d+, in raises"),
+    "nn": ("", "is a module, not a function"),
+    "number": ("number = 3", "is a int, not a function"),
+    "pair": ("def pair(): return model, x", r"returned \(Linear, Tensor\): args is a tuple"),
+    "listed": ("def listed(): return model, (x,), [1]", r"returned \(Linear, tuple, list\)"),
+    "few": ("def few(): return model, ()", "cannot be called so: missing a required argument: 'input'"),
+    "none": ("def none(): pass", "returned NoneType"),
+    "picky": (
+        "class Picky(nn.Module):\n    def forward(self, x): raise ValueError('no')\ndef picky(): return Picky(), (x,)",
+        r"ValueError at made.py:\d+, in forward: no",
+    ),
+    "size": ("def size(): return nn.Sequential(nn.Linear(3, 4)), (x,)", r"linear .*float32\[4, 3\]"),
+    "mixed": ("def mixed(): return model, (x.double(),)", r"addmm.*float64\[2, 8\].*same dtype"),
+    "broken": ("def broken(:", r"SyntaxError at made.py:\d+"),
+    "lonely": ("import not_there_at_all", r"ModuleNotFoundError at made.py:\d+"),
+}
+
+
+@pytest.mark.parametrize("command", [("explain", "--backend", "xla"), ("coverage", "--target", "xla")])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_users_mistake_is_one_short_message_with_its_line(name, command, tmp_path):
+    text, said = MISTAKES[name]
+    file = tmp_path / "made.py"
+    file.write_text(f"import torch\nfrom torch import nn\nmodel, x = nn.Linear(8, 4), torch.ones(2, 8)\n{text}\n")
+    result = portable(command[0], f"{file}:{name}", *command[1:])
+    assert isinstance(result.exception, PortableError), result.output
+    assert re.search(said, str(result.exception)), str(result.exception)
+    assert len(str(result.exception).splitlines()) <= 2
+
+
+def test_check_says_a_users_mistake_without_a_traceback(tmp_path):
+    file = tmp_path / "made.py"
+    file.write_text("import torch\ndef make(): return torch.nn.Linear(3, 4), (torch.ones(2, 8),)\n")
+    result = portable("check", f"{file}:make", "--target", "tpu:v5e")
+    assert isinstance(result.exception, PortableError)
+    assert "float32[2, 8], float32[4, 3]" in str(result.exception)
+
+
+def test_the_error_of_a_script_is_one_message(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("def go():\n    raise OSError('no disk')\ngo()\n")
+    result = portable("explain", str(script))
+    assert str(result.exception) == "OSError at script.py:2, in go: no disk"

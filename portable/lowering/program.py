@@ -223,7 +223,16 @@ class Program:
             return self._higher_order(op, args, kwargs, val, symbols)
         return self._arithmetic(op, args, kwargs)
 
-    def _check(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any, node: fx.Node) -> None:
+    def _check(
+        self,
+        op: OpOverload,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        node: fx.Node,
+        *,
+        failed: bool = False,
+    ) -> None:
         """Raise for a call that eager refuses: torch's shape propagation checks less than its kernels do."""
         leaves, tree = pytree.tree_flatten((list(args), kwargs))
         if any(isinstance(x, registry.TracedScalar) for x in leaves):
@@ -233,7 +242,7 @@ class Program:
             for x in leaves
         ]
         elements = sum(math.prod(x.shape) for x in pytree.tree_leaves(result) if isinstance(x, Spec))
-        reason = refusals.check(op, described, tree, results=elements, platform=self.platform)
+        reason = refusals.check(op, described, tree, results=elements, platform=self.platform, failed=failed)
         if reason:
             line = users_line(node.meta.get("stack_trace") or "", module_path(node))
             raise refusals.refusal(str(op), described, reason, line)
@@ -345,9 +354,13 @@ class Program:
                 return self._refuse(str(op), f"{reason}; and it cannot fall back: {second}", result)
             self.fell_back.append(Fallback(name, reason, self._where))
             return self._checked(op, value, result, None)
-        except PortableError:
+        except PortableError as failure:
+            if isinstance(failure, LoweringError) and self._depth == 0 and node is not None:
+                self._check(op, args, kwargs, result, node, failed=True)
             raise
         except Exception as failure:
+            if self._depth == 0 and node is not None:
+                self._check(op, args, kwargs, result, node, failed=True)
             if any(isinstance(a, registry.TracedScalar) for a in pytree.tree_leaves((args, kwargs))):
                 return self._refuse(str(op), "a number that is known only at run time", result)
             described = ", ".join(_described(a) for a in pytree.tree_leaves((args, kwargs)))

@@ -37,6 +37,8 @@ BY_VALUES = frozenset(("cholesky", "ctc_loss", "repeat_interleave"))
 BY_MASKS = frozenset(
     ("_index_put_impl_", "_unsafe_index_put", "index_put", "index_put_")
 )  # where an argument is a mask
+# autograd calls the others, on results of which shape propagation may state the dtype wrongly
+BACKWARD = frozenset(("_log_softmax_backward_data", "_softmax_backward_data", "max_pool2d_with_indices_backward"))
 NAMESPACES = ("aten", "torch_nn")
 _TYPES = re.compile(r"d?type|not implemented for|tensors used as indices|shape of the mask", re.IGNORECASE)
 _NARROW = re.compile(r"not implemented for '(Half|BFloat16|Float8\w*)'")  # other devices have kernels of these
@@ -44,13 +46,13 @@ _NARROW = re.compile(r"not implemented for '(Half|BFloat16|Float8\w*)'")  # othe
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """Shape and dtype of a tensor argument."""
+    """Shape (ints; texts where Dynamo has symbols) and dtype of a tensor argument."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
 
 
 class Constant:
@@ -70,7 +72,13 @@ class Constant:
 
 
 def check(
-    op: OpOverload, leaves: Sequence[Like | Constant], tree: Any, *, results: int = 0, platform: str = "cpu"
+    op: OpOverload,
+    leaves: Sequence[Like | Constant],
+    tree: Any,
+    *,
+    results: int = 0,
+    platform: str = "cpu",
+    failed: bool = False,
 ) -> str:
     """What torch says against a call, whatever its values; '' if eager takes it, or where that cannot be known.
 
@@ -78,8 +86,9 @@ def check(
         leaves: those of (list of arguments, keyword arguments), whose structure is ``tree``.
         results: elements of the results.
         platform: the XLA platform of the program: the CPU speaks for others except where it lacks a narrow dtype.
+        failed: the op's lowering failed: all ops can be asked for the reason.
     """
-    if not _can_be_asked(op) or not any(isinstance(x, Like) for x in leaves):
+    if not (_has_kernel(op) if failed else _can_be_asked(op)) or not any(isinstance(x, Like) for x in leaves):
         return ""
     reason = _reason(op, tuple(leaves), tree, results)
     return "" if platform != "cpu" and _NARROW.search(reason) else reason
@@ -153,8 +162,12 @@ _FAKE = re.compile(r"FakeTensor\(\.\.\., (?:device='[^']*', )?size=\(([^)]*)\)(?
 _NAME = re.compile(r"<(?:built-in )?(?:function|method|method descriptor) '?([\w.]+)'?")
 
 
-def in_capture(failure: Exception) -> InvalidInputError | None:
-    """What Dynamo raises for a call that torch's shape propagation refuses, in short; None for another error."""
+def in_capture(failure: Exception, call: Any = ()) -> InvalidInputError | None:
+    """What Dynamo raises for a call that torch's shape propagation refuses, in short; None for another error.
+
+    Args:
+        call: what was called with: its tensors are named where Dynamo has symbols for their sizes.
+    """
     stack = getattr(failure, "real_stack", None)
     if not stack or not isinstance(failure, (TorchRuntimeError, IndexError, TypeError, ValueError)):
         return None
@@ -172,10 +185,14 @@ def in_capture(failure: Exception) -> InvalidInputError | None:
     op, arguments, _, _, reason = found.groups()
     name = _NAME.match(op)
     leaves = [
-        Like(tuple(int(n) for n in re.findall(r"\d+", size)), getattr(torch, dtype or "float32"))
+        Like(tuple(re.findall(r"[^ ,]+", size)), getattr(torch, dtype or "float32"))
         for size, dtype in _FAKE.findall(arguments)
     ]
-    return refusal(name[1] if name else op, leaves, reason.replace("\\'", "'").partition("\\n")[0], where)
+    reason = reason.replace("\\'", "'").partition("\\n")[0]
+    if any(not n.isdigit() for x in leaves for n in x.shape):
+        given = [Like(tuple(x.shape), x.dtype) for x in pytree.tree_leaves(call) if isinstance(x, torch.Tensor)]
+        reason += f" (of a call with {', '.join(map(str, given))})"
+    return refusal(name[1] if name else op, leaves, reason, where)
 
 
 def _causes(failure: BaseException) -> Iterator[BaseException]:
@@ -191,17 +208,14 @@ def _elements(x: Like) -> int:
 
 @functools.cache
 def _can_be_asked(op: OpOverload) -> bool:
-    """Whether the op's CPU kernel can be called for its checks alone.
+    """Whether the op's CPU kernel can be called for its checks alone."""
+    draws = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in _arguments(op)
+    return _has_kernel(op) and not draws and ("_backward" not in _name(op) or _name(op) in BACKWARD)
 
-    Backward ops cannot: autograd calls them, on results whose dtypes shape propagation may state wrongly.
-    """
-    return (
-        op.namespace in NAMESPACES
-        and "_backward" not in _name(op)
-        and not op.is_view
-        and (torch.Tag.nondeterministic_seeded not in op.tags or "generator" in _arguments(op))
-        and torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
-    )
+
+def _has_kernel(op: OpOverload) -> bool:
+    known = op.namespace in NAMESPACES and not op.is_view
+    return known and bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"))
 
 
 @functools.lru_cache(maxsize=16384)
@@ -271,6 +285,7 @@ def _raised(op: OpOverload, leaves: tuple[Like | Constant, ...], tree: Any) -> s
 
 
 def _failures(op: OpOverload, leaves: tuple[Like | Constant, ...], tree: Any) -> Iterator[str | None]:
+    draws = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in _arguments(op)
     for floating, other in CONSTANTS:
         with (
             _disable_current_modes(),
@@ -278,6 +293,7 @@ def _failures(op: OpOverload, leaves: tuple[Like | Constant, ...], tree: Any) ->
             torch._C._DisableFuncTorch(),
             torch.no_grad(),
             warnings.catch_warnings(),
+            torch.random.fork_rng([], enabled=draws),
         ):
             warnings.simplefilter("ignore")
             values = [_value(x, floating, other) for x in leaves]

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
@@ -39,7 +40,12 @@ def traced() -> str:
 
 
 # torch's own layers stand between the user's call and the op
-_NOT_THE_USERS = (*(f"{Path(str(package.__file__)).parent}/" for package in (errors, torch)), contextlib.__file__, "<")
+_NOT_THE_USERS = (
+    *(f"{Path(str(package.__file__)).parent}/" for package in (errors, torch)),
+    contextlib.__file__,
+    "<",
+    f"{sys.prefix}/bin/",
+)
 
 
 def users_line(stack_trace: str, module: str = "") -> str:
@@ -52,6 +58,27 @@ def users_line(stack_trace: str, module: str = "") -> str:
     where = place(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else _calling_line()
     module = re.sub(r"^L\.\w+\.?", "", module)
     return f"{where}, module {module}" if module and where else where
+
+
+def raised_at(failure: BaseException) -> str:
+    """The line of the user's code that raised, or called what raised in torch; '' where something else called that."""
+    stack = getattr(failure, "real_stack", None)  # what Dynamo was tracing
+    if stack:
+        return users_line("".join(f'File "{f.filename}", line {f.lineno}, in {f.name}\n' for f in stack))
+    if isinstance(failure, SyntaxError) and failure.filename:
+        return f"{Path(failure.filename).name}:{failure.lineno}"
+    frames = [(f.f_code.co_filename, n, f.f_code.co_name) for f, n in walk_tb(failure.__traceback__)]
+    ours, others = (
+        f"{Path(str(errors.__file__)).parent}/",
+        ("<", contextlib.__file__, f"{Path(torch.__file__).parent}/"),
+    )
+    for file, line, function in reversed(frames):
+        if not file.startswith(others):
+            imports = file.startswith(str(Path(contextlib.__file__).parent)) and "/importlib/" in file
+            if imports:
+                continue
+            return "" if file.startswith(ours) or "/site-packages/jax" in file else place(file, line, function)
+    return ""
 
 
 def _calling_line() -> str:

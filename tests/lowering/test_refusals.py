@@ -107,6 +107,12 @@ def test_an_input_of_the_wrong_size_is_one_short_error(backend, caplog):
     assert not [r for r in caplog.records if r.name == "torch._subclasses.fake_tensor"]
 
 
+def test_sizes_that_are_symbols_are_told_with_those_of_the_call():
+    compiled = pt.compile(lambda x: x @ ones(8, 2), backend="xla", dynamic=True)
+    with pytest.raises(InvalidInputError, match=r"float32\[s\d+, s\d+\](.*)of a call with float32\[2, 7\]"):
+        compiled(ones(2, 7))
+
+
 def test_a_layer_of_torch_is_named_with_the_line_that_calls_the_model():
     model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(8, 4))
     with pytest.raises(InvalidInputError, match=r"addmm.default at test_refusals.py:\d+, in .*, module 1 does"):

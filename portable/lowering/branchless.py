@@ -75,7 +75,9 @@ def lstsq(
     else:
         rank = (values > tolerance * values[..., :1]).sum(-1)
     found = values if driver in ("gelss", "gelsd") else absent
-    return solution.squeeze(-1) if is_vector else solution, residuals, rank, found
+    # LAPACK leaves it by columns, in the memory of the right side
+    by_columns = torch.nn.functional.pad(solution, (0, 0, 0, max(m - n, 0))).mT.contiguous().mT[..., :n, :]
+    return by_columns.squeeze(-1) if is_vector else by_columns, residuals, rank, found
 
 
 def ctc_loss(

@@ -49,7 +49,8 @@ def allclose(
 
 @rewrites(aten.nonzero.default)
 def nonzero(data: Specialisation, x: Tensor) -> Tensor:
-    return torch.nonzero_static(x, size=data.size((x != 0).sum()))
+    found = torch.nonzero_static(x, size=data.size((x != 0).sum()))
+    return found.t().contiguous().t()  # the kernel fills the transpose
 
 
 def _positions(data: Specialisation, hit: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import fx
@@ -79,14 +79,15 @@ def _written(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> lis
     return found
 
 
-def _is_known(x: Any) -> bool:
+def _is_known(x: Any) -> TypeGuard[FunctionalTensor]:
     return isinstance(x, FunctionalTensor) and torch._is_functional_tensor(x.elem) and x.layout is torch.strided
 
 
 def _refusal(x: FunctionalTensor) -> str:
     """Why a write to ``x`` would be replaced wrongly; '' where it is not."""
-    for meta in _functionalization.get_view_meta_sequence(x.elem):
-        if isinstance(meta, _functionalization.unfold_ViewMeta):
+    views: Sequence[Any] = _functionalization.get_view_meta_sequence(x.elem)
+    for meta in views:
+        if type(meta).__name__ == "unfold_ViewMeta":
             *_, size, step = meta.as_tuple()
             if statically_known_true(size > step):
                 return "it writes to an unfold view of which elements share memory"

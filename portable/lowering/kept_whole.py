@@ -4,6 +4,7 @@ While it traces, torch replaces some ops by Python code before anyone sees them 
 code differs from the CPU kernels: it gives other values, or loses dropout. Within ``kept_whole()`` the kernels' own
 autograd formulas are traced instead, and the ops have rules of their own. Kernels that branch on data are replaced
 meanwhile (`branchless`), and so are recurrent layers, which torch unrolls without dropout between them (`recurrent`).
+Fake tensors have the strides of eager meanwhile (`true_strides`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch._decomp  # replaces them
 from torch._C import DispatchKey
 from torch._ops import OpOverload, OpOverloadPacket
 
-from portable.lowering import branchless, recurrent, refusals
+from portable.lowering import branchless, recurrent, refusals, replaced_layouts
+from portable.lowering.true_strides import true_strides
 
 aten = torch.ops.aten
 
@@ -39,7 +41,7 @@ REASONS = {
 # composite ops that do something else for tensors that are traced
 OTHERWISE = tuple((op, DispatchKey.CompositeImplicitAutograd) for op in (aten.max_pool1d.default, aten.rrelu.default))
 UNROLLED = frozenset(f"aten::{name}" for name in ("gru", "lstm", "rnn_relu", "rnn_tanh"))  # their parts are checked
-REPLACED = branchless.REPLACED | recurrent.REPLACED
+REPLACED = branchless.REPLACED | recurrent.REPLACED | replaced_layouts.REPLACED
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd, DispatchKey.AutogradCPU)
 _lock = threading.Lock()
 _inside = 0
@@ -69,7 +71,8 @@ def kept_whole() -> Iterator[None]:
         if _inside == 1:
             _replace()
     try:
-        yield
+        with true_strides():
+            yield
     finally:
         with _lock:
             _inside -= 1

@@ -84,6 +84,16 @@ def test_a_write_through_windows_that_leave_nothing_out_is_exact(way):
     assert check(way, lambda x: [x.unfold(1, 2, 2).mul_(-3), x], layouts()["row-major"]) == ""
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
+def test_dropout_that_drops_nothing_gives_its_argument_itself(way, p, training):
+    def program(x):
+        y = torch.nn.functional.dropout(x, p, training)
+        return [y.add_(1), x]
+
+    assert check(way, program, layouts()["stepped"]) == ""
+
+
 def verdict(way, seed):
     """ "refused", or how a random program differs from eager."""
     program = Program(seed)

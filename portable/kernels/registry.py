@@ -32,6 +32,7 @@ from torch.utils import _pytree as pytree
 from portable import config
 from portable.backends import BUILTIN
 from portable.errors import KernelError, RegistrationError
+from portable.lowering import source
 
 ABI = Literal["torch", "jax"]
 
@@ -75,10 +76,17 @@ class Kernel:
     def takes_context(self) -> bool:
         return next(iter(inspect.signature(self.implementation).parameters), "") == "ctx"
 
-    def error(self, what: str, where: str = "") -> KernelError:
-        """The kernel is wrong: it ``what``, e.g. "gave 2 results instead of 1"; ``where``: the user's line."""
+    def error(self, what: str, where: str = "", failure: BaseException | None = None) -> KernelError:
+        """The kernel is wrong: it ``what``, e.g. "gave 2 results instead of 1".
+
+        Args:
+            where: the user's line; by default the one that makes the call.
+            failure: what the kernel raised: the line of the kernel is named.
+        """
+        where = where or source.calling_line()
+        inside = source.line_inside(failure, inspect.unwrap(self.implementation)) if failure else ""
         return KernelError(
-            f"kernel {self.name}{f' at {where}' if where else ''} {what}",
+            f"kernel {self.name}{f' at {where}' if where else ''} {what}{f' ({inside})' if inside else ''}",
             remedy=f"mend the kernel, or run without it: PORTABLE_KERNELS={self.op}=off",
         )
 

@@ -242,7 +242,7 @@ class _Implementation:
         except (PortableError, torch.OutOfMemoryError):  # which a program may catch, to go on with less
             raise
         except Exception as failure:  # of another author's kernel
-            raise self._kernel.error(f"raised {type(failure).__name__}: {failure}") from failure
+            raise self._kernel.error(f"raised {type(failure).__name__}: {failure}", failure=failure) from failure
         wanted = self._types[key]
         if wanted is None:
             return given

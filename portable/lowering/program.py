@@ -400,7 +400,7 @@ class Program:
     ) -> PortableError:
         """What is wrong with an op's result or failed, and whose it is to mend."""
         if isinstance(by, Kernel):
-            return by.error(message, self._where)
+            return by.error(message, self._where, failure)
         if by is None or registry.is_own(by.where):
             return LoweringError(str(op), message, where=self._where)
         file = by.where.rpartition(":")[0]

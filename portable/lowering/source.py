@@ -18,6 +18,7 @@ from torch.fx import traceback
 
 from portable import errors
 
+_GENERATED = re.compile(r"c[a-z2-7]{50,}\.py")  # Inductor's files are named by a digest
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 
@@ -55,9 +56,16 @@ def users_line(stack_trace: str, module: str = "") -> str:
         module: the path of a layer, which is named too.
     """
     frames = [frame for frame in _FRAME.findall(stack_trace) if not frame[0].startswith(_NOT_THE_USERS)]
-    where = place(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else _calling_line()
+    where = place(frames[-1][0], int(frames[-1][1]), frames[-1][2]) if frames else calling_line()
     module = re.sub(r"^L\.\w+\.?", "", module)
     return f"{where}, module {module}" if module and where else where
+
+
+def line_inside(failure: BaseException, function: Any) -> str:
+    """The innermost line of the file of ``function`` that ``failure`` was raised through; '' if it was not."""
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    lines = [(n, f.f_code.co_name) for f, n in walk_tb(failure.__traceback__) if f.f_code.co_filename == file]
+    return place(file, *lines[-1]) if file and lines else ""
 
 
 def raised_at(failure: BaseException) -> str:
@@ -81,10 +89,12 @@ def raised_at(failure: BaseException) -> str:
     return ""
 
 
-def _calling_line() -> str:
+def calling_line() -> str:
+    """The innermost line of this thread's stack that is the user's, as `place` names it; '' if none is."""
     for frame in _frames():
         code = frame.f_code
-        if not code.co_filename.startswith(_NOT_THE_USERS) and "/site-packages/" not in code.co_filename:
+        generated = _GENERATED.fullmatch(Path(code.co_filename).name)
+        if not (generated or code.co_filename.startswith(_NOT_THE_USERS) or "/site-packages/" in code.co_filename):
             return place(code.co_filename, frame.f_lineno, code.co_name)
     return ""
 

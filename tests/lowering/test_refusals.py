@@ -89,7 +89,7 @@ def test_the_error_names_op_dtypes_shapes_and_what_torch_says():
         return x @ y
 
     with pytest.raises(InvalidInputError) as caught:
-        pt.compile(product, backend="xla")(ones(3, 2, dtype=i64), ones(2, 4))
+        pt.compile(product, backend="xla", dynamic=False)(ones(3, 2, dtype=i64), ones(2, 4))
     said = str(caught.value)
     assert said.startswith("aten.matmul.default at test_refusals.py:") and "in product" in said
     assert "(int64[3, 2], float32[2, 4])" in said and "same dtype" in said
@@ -100,7 +100,7 @@ def test_the_error_names_op_dtypes_shapes_and_what_torch_says():
 def test_an_input_of_the_wrong_size_is_one_short_error(backend, caplog):
     model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(5, 2))
     with pytest.raises(InvalidInputError) as caught:
-        pt.compile(model, backend=backend)(ones(2, 8))
+        pt.compile(model, backend=backend, dynamic=False)(ones(2, 8))
     said = str(caught.value)
     assert said.startswith("linear at test_refusals.py:") and "(float32[2, 4], float32[2, 5], float32[2])" in said
     assert said.count("\n") <= 1
@@ -116,7 +116,7 @@ def test_sizes_that_are_symbols_are_told_with_those_of_the_call():
 def test_a_layer_of_torch_is_named_with_the_line_that_calls_the_model():
     model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(8, 4))
     with pytest.raises(InvalidInputError, match=r"addmm.default at test_refusals.py:\d+, in .*, module 1 does"):
-        pt.compile(model, backend="xla")(ones(2, 8, dtype=f64))
+        pt.compile(model, backend="xla", dynamic=False)(ones(2, 8, dtype=f64))
 
 
 def test_an_index_out_of_range_is_one_short_error():

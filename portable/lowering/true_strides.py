@@ -100,6 +100,8 @@ ORDERS: dict[OpOverload, Callable[..., Order | None]] = {
     ),
     **dict.fromkeys(
         (
+            aten.masked_fill.Scalar,
+            aten.masked_fill.Tensor,
             aten.nll_loss2d_forward.default,
             aten.normal.Tensor_float,
             aten.normal.Tensor_Tensor,

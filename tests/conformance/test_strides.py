@@ -20,7 +20,7 @@ QUICK_SAMPLES, SAMPLES = 2, 6
 # what torch's fake tensors, or its Python decompositions, were found to state otherwise
 FOUND = re.compile(
     "as_strided_scatter|channel_shuffle|copysign|div|dropout|floor_divide|heaviside|interpolate|ldexp|logaddexp"
-    "|logical_xor|lstsq|max_unpool2d|native_batch_norm|native_dropout_backward|nll_loss|nonzero|normal|one_hot|ones_like|pad|resize_as_|roll|xlogy"
+    "|logical_xor|lstsq|masked_fill|max_unpool2d|native_batch_norm|native_dropout_backward|nll_loss|nonzero|normal|one_hot|ones_like|pad|resize_as_|roll|xlogy"
 )
 OPS = {f"{op.name}{'-' * bool(op.variant_test_name)}{op.variant_test_name}": op for op in op_db}
 QUICK = sorted(name for name in OPS if FOUND.fullmatch(name.rpartition(".")[2].partition("-")[0]))

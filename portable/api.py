@@ -9,7 +9,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 from torch import fx
@@ -27,6 +27,39 @@ from portable.lowering import refusals
 if TYPE_CHECKING:
     from portable.backends.check import Check
     from portable.lowering.coverage import Coverage
+
+
+_Model = TypeVar("_Model", bound=Callable[..., Any])
+
+
+@overload
+def compile(
+    model: _Model,
+    *,
+    backend: str | None = ...,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    dims: Any = ...,
+    slo: Any = ...,
+    kernels: Any = ...,
+    fallback: str | None = ...,
+    graphs: str | None = ...,
+) -> _Model: ...
+
+
+@overload
+def compile(
+    model: None = ...,
+    *,
+    backend: str | None = ...,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    dims: Any = ...,
+    slo: Any = ...,
+    kernels: Any = ...,
+    fallback: str | None = ...,
+    graphs: str | None = ...,
+) -> Callable[[_Model], _Model]: ...
 
 
 def compile(

@@ -45,6 +45,7 @@ class _Commands(typer.core.TyperGroup):
             return super().get_command(ctx, cmd_name)
         command = typer.main.get_command(_installed(self.elsewhere[cmd_name]).app)
         command.name = cmd_name
+        command.context_settings = {"help_option_names": ["-h", "--help"]}
         # options of a program that stands alone: `portable` has none of them
         command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
         return command
@@ -64,6 +65,7 @@ app = typer.Typer(
     cls=_Commands,
     help="portable: run one PyTorch model on any accelerator.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     rich_markup_mode="rich",
 )
@@ -84,8 +86,26 @@ def main() -> None:
         sys.exit(2)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"portable {portable.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def portable_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run one PyTorch model on any accelerator."""
+
+
 @app.command()
 def doctor(
+    backend: Annotated[
+        str, typer.Option(help="Only this backend; exit status 1 if it is not ready.", show_default=False)
+    ] = "",
     as_json: AsJson = False,
     verbose: Annotated[
         bool,
@@ -94,13 +114,21 @@ def doctor(
         ),
     ] = False,
 ) -> None:
-    """What can run here: each backend, ready or why not and what to do, and the versions."""
+    """What can run here: each backend, ready or why not and what to do, and the versions.
+
+    On each backend that is ready one small program is compiled and run.
+    """
+    from portable import backends
     from portable.backends.diagnosis import diagnosis
 
-    report = diagnosis(verbose)
+    if backend:
+        backends.backend_class(backend)
+    with Console(stderr=True).status("running a small program on each backend that is ready …"):
+        report = diagnosis(verbose, backend)
+    status = 0 if not backend or report["backends"][0]["ready"] else 1
     if as_json:
         typer.echo(json.dumps(report, indent=2))
-        return
+        raise typer.Exit(status)
     versions = report["versions"]
     console.print(
         " · ".join(f"{name} {version}" for name, version in versions.items()) + f" · {report['machine']}",
@@ -111,12 +139,19 @@ def doctor(
         state = escape(row["reason"]) + (f"   [dim]→ {escape(row['remedy'])}[/]" if row["remedy"] else "")
         table.add_row(row["name"], row["path"], f"[green]{state}[/]" if row["ready"] else state, row["evidence"])
     console.print(table)
-    console.print(report["choice"], highlight=False)
+    if report["choice"]:
+        console.print(report["choice"], highlight=False)
+    for name, place in report["places"].items():
+        problem = place["problem"]
+        remedy = {"cache": "PORTABLE_CACHE_DIR names another folder", "ledger": "PORTABLE_LEDGER names another file"}
+        state = f"[red]cannot be written: {escape(problem)}[/]   → {remedy[name]}" if problem else "can be written"
+        console.print(f"{name}: {escape(place['path'])}, {state}", highlight=False, soft_wrap=True)
     if verbose:
         _print_capabilities(report["backends"])
     for row in report["backends"]:
         if verbose and row["traceback"]:
             console.print(f"\n{row['name']}:\n{escape(row['traceback'])}", highlight=False, soft_wrap=True)
+    raise typer.Exit(status)
 
 
 def _print_capabilities(rows: Sequence[dict[str, Any]]) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import portable
@@ -45,8 +48,56 @@ def _asked_capabilities(name: str) -> dict[str, Any]:
     return found
 
 
-def diagnosis(verbose: bool = False) -> dict[str, Any]:
+_TRIAL = """
+import torch, portable as pt
+trial = pt.compile(lambda x: x * 2 + 1, backend={name!r}, fallback="error")
+assert trial(torch.ones(3, device=pt.device({name!r}))).tolist() == [3, 3, 3], "a wrong result"
+"""
+
+
+def _tried(row: dict[str, Any]) -> None:
+    """Compile and run one small program on a backend that is ready, in a fresh process: then it is verified here."""
+    from portable.backends.base import ask
+
+    if not row["ready"]:
+        return
+    ok, text = ask(_TRIAL.format(name=row["name"]), timeout=120.0)
+    if ok:
+        row["evidence"] = "verified here"
+    else:
+        row |= {"ready": False, "reason": f"a small program failed: {text}", "remedy": "", "evidence": "failed here"}
+
+
+def places() -> dict[str, dict[str, Any]]:
+    """The folder of the cache and the file of the ledger, and whether they can be written; neither is made."""
+    from portable.kernels.ledger import Ledger
+
+    found = {"cache": config.get("PORTABLE_CACHE_DIR"), "ledger": Ledger().path}
+    return {name: {"path": str(path), "problem": _problem(path, name)} for name, path in found.items()}
+
+
+def _problem(path: Path, name: str) -> str:
+    if name == "ledger" and path.is_file() and not os.access(path, os.W_OK):
+        return f"{path} is read-only"
+    folder = path if name == "cache" or path.is_dir() else path.parent
+    if name == "ledger" and path.is_dir():
+        return f"{path} is a folder"
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"{folder} is no folder"
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as failure:
+        return f"{folder}: {failure.strerror or failure}"
+
+
+def diagnosis(verbose: bool = False, only: str = "") -> dict[str, Any]:
     """What `portable doctor` shows, as plain data; with ``verbose`` also what each backend that is ready is good at.
+
+    Args:
+        only: a backend's name: no other is looked at.
 
     A backend of which nothing has run here is "compiled for" where this project's tests, or this installation, compile
     for its devices.
@@ -56,7 +107,7 @@ def diagnosis(verbose: bool = False) -> dict[str, Any]:
     from portable.backends.base import installed
 
     rows = []
-    for name in backends.names():
+    for name in (only,) if only else backends.names():
         state, failure = backends.diagnosed(name)
         plugin = backends.plugins().get(name) if name not in backends.BUILTIN else None
         broken = plugin is not None and plugin.backend is None
@@ -70,6 +121,8 @@ def diagnosis(verbose: bool = False) -> dict[str, Any]:
                 row["evidence"] = "compiled for" if row["compiles_for"] else backend.evidence
         row["capabilities"] = _asked_capabilities(name) if verbose and row["ready"] else {}
         rows.append({"name": name, **row})
+    with ThreadPoolExecutor() as pool:  # each is a process of its own
+        list(pool.map(_tried, [row for row in rows if not row["traceback"]]))
     return {
         "versions": {
             "portable": portable.__version__,
@@ -78,7 +131,8 @@ def diagnosis(verbose: bool = False) -> dict[str, Any]:
         },
         "machine": f"{os.cpu_count()} cores {platform.machine()}",
         "backends": rows,
-        "choice": _choice({row["name"]: row for row in rows}),
+        "choice": "" if only else _choice({row["name"]: row for row in rows}),
+        "places": places(),
     }
 
 

@@ -12,7 +12,7 @@ from jax import lax
 from portable.lowering.assertions import check_info
 from portable.lowering.context import Context
 from portable.lowering.linalg import adjoint, diagonal, first, identity_like, same_batch, solve_triangular
-from portable.lowering.registry import lower
+from portable.lowering.registry import lower, lower_library
 
 aten = torch.ops.aten
 
@@ -71,7 +71,7 @@ def _info(factor: jax.Array, x: jax.Array, upper: bool) -> jax.Array:
     )
 
 
-@lower(aten.cholesky.default)
+@lower_library("aten::cholesky")  # torch 2.14 has none
 def cholesky(ctx: Context, x: jax.Array, upper: bool = False) -> jax.Array:
     factor = _factor(ctx, x, upper)
     if x.size:

@@ -337,20 +337,45 @@ def place_scalar(value: Any, like: jax.Array) -> jax.Array:
 
 _LOADED = threading.Event()
 _LOADING = threading.RLock()
+_FAILED: list[Exception] = []
 
 
 def load() -> dict[OpOverload, Rule]:
-    """All rules: the families of this package, then those of other packages (entry points)."""
+    """All rules: the families of this package, then those of other packages (entry points).
+
+    A load that fails leaves no rule behind, and its cause is raised again by the next.
+    """
     if not _LOADED.is_set():
         with _LOADING:
             if not _LOADED.is_set():
-                package = importlib.import_module("portable.lowering")
-                for module in pkgutil.iter_modules(package.__path__):
-                    importlib.import_module(f"portable.lowering.{module.name}")
-                for entry in importlib.metadata.entry_points(group="portable.lowerings"):
-                    entry.load()
+                if _FAILED:
+                    raise _FAILED[0]
+                rules, of_libraries = dict(RULES), dict(LIBRARY_RULES)
+                try:
+                    _load()
+                except Exception as failure:
+                    RULES.clear()
+                    RULES.update(rules)
+                    LIBRARY_RULES.clear()
+                    LIBRARY_RULES.update(of_libraries)
+                    _FAILED.append(failure)
+                    raise
                 _LOADED.set()
     return RULES
+
+
+def _load() -> None:
+    package = importlib.import_module("portable.lowering")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"portable.lowering.{module.name}")
+    for entry in importlib.metadata.entry_points(group="portable.lowerings"):
+        entry.load()
+
+
+def absent() -> list[str]:
+    """The overloads of `lower_library` that are not here: this torch release, or a library, does not define them."""
+    load()
+    return sorted(n for n in LIBRARY_RULES if not torch._C._jit_get_schemas_for_operator(n.partition(".")[0]))
 
 
 @functools.cache

@@ -96,7 +96,7 @@ BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "({0} == {1}).to({0}.dtype)": lambda x, y: (x == y).to(x.dtype),
     "{0} * {1} + {0}": lambda x, y: x * y + x,
     "{0} * {0} - {1} * {1}": lambda x, y: x * x - y * y,
-    "torch.copysign({0}, {1})": torch.copysign,
+    "torch.copysign({0}, {1}.nan_to_num())": lambda x, y: torch.copysign(x, y.nan_to_num()),  # a NaN has any sign
     "torch.stack(({0} * {1}, {0})).sum(0) + 0.0": lambda x, y: torch.stack((x * y, x)).sum(0) + 0.0,
     "torch.stack(({0}, {1})).amax(0) + 0.0": lambda x, y: torch.stack((x, y)).amax(0) + 0.0,
     "torch.lerp({0}, {1}, 0.3)": lambda x, y: torch.lerp(x, y, 0.3),

@@ -322,12 +322,15 @@ class Program:
         effect: bool = False,
     ) -> Any:
         """Apply ``op`` to JAX values: by its rule, else by torch's decomposition, else by torch's own kernel."""
+        if op is torch.ops.aten.detach.default and args[0] is None:  # a gradient that a mask did not ask for
+            return None
         rule = registry.rule_for(op)
         chosen, name = None, op_name(op)
         if self.choice is not None and name in self.choice.ops:
             if op.namespace == "portable":
                 args, kwargs = own_arguments(op, args, kwargs), {}
             chosen = self.choice.kernel(name, args, kwargs)
+        result = _wanted(op, args, kwargs, result)
         context = Context(self, op, result, strides, node)
         how = f"kernel {chosen.provider}" if chosen else "lowered" if rule else "decomposed"
         before = self._noted()
@@ -375,7 +378,7 @@ class Program:
 
     def _rounded(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
-            return type(value)([self._rounded(v) for v in value])
+            return tuple(map(self._rounded, value))
         return rounding.rounded(value, self.zero) if rounding.is_contractible(value, self.platform) else value
 
     def _noted(self) -> tuple[int, int, int, jax.Array | None]:
@@ -436,6 +439,17 @@ class Program:
             return pytree.tree_unflatten(pytree.tree_leaves(self.run(gm, arrays), is_leaf=lambda x: x is None), spec)
         finally:
             self._depth -= 1
+
+
+def _wanted(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
+    """The results of ``op``, without the gradients that its mask does not ask for: eager gives None there, though its
+    fake tensors may state a tensor."""
+    names = [argument.name for argument in op._schema.arguments]
+    if "output_mask" not in names or not isinstance(result, (tuple, list)):
+        return result
+    index = names.index("output_mask")
+    mask = kwargs.get("output_mask") or args[index]
+    return tuple(r if wanted else None for r, wanted in zip(result, mask, strict=True))
 
 
 def _torch_kernel(context: Context, effect: bool, *args: Any, **kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ TOP_LEVEL = {
     "errors",
     "dtypes",
     "api",
+    "compiled",
     "capture",
     "explain",
     "testing",

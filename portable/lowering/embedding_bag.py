@@ -2,11 +2,15 @@
 
 Bag ``b`` holds ``indices[offsets[b] : offsets[b + 1]]``; entries equal to ``padding_idx`` do not take part; an empty
 bag gives zeros.
+
+With ``include_last_offset`` indices may follow the last offset. torch's fast kernel (float32 and half precision, rows
+that lie side by side, no padding, not the maximum) leaves them out of the last bag's sum, but counts them in its size,
+and so in the mean's divisor; its other kernels, and the gradients of all but that sum, put them into the last bag.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -37,11 +41,15 @@ class Bags:
 
     @classmethod
     def at(cls, indices: jax.Array, offsets: jax.Array, padding_idx: int, count: int | None = None) -> Bags:
-        """``count`` bags start at ``offsets``; an offset beyond them only ends the last."""
+        """``count`` bags start at ``offsets``; what follows an offset beyond them is in no bag."""
         count = offsets.shape[0] if count is None else count
         position = lax.broadcasted_iota(offsets.dtype, (indices.shape[0], 1), 0)
         begun = lax.convert_element_type(position >= lax.expand_dims(offsets, (0,)), np.int32)
         return cls(count, lax.reduce_sum(begun, (1,)) - 1, lax.ne(indices, lax.full_like(indices, padding_idx)))
+
+    def to_the_end(self) -> Bags:
+        """The same, but the last bag holds what follows the last offset too."""
+        return replace(self, of=lax.min(self.of, lax.full_like(self.of, self.count - 1)))
 
     def sums(self, rows: jax.Array) -> jax.Array:
         """(indices, \\*rest) → (bags, \\*rest)."""
@@ -89,6 +97,22 @@ def maxima(bags: Bags, rows: jax.Array, indices: jax.Array) -> tuple[jax.Array, 
     )
 
 
+def _is_fast(ctx: Context, weight: jax.Array, padding_idx: int) -> bool:
+    """Whether torch's fast kernel runs: ``is_fast_path_index_select`` of ATen/native/EmbeddingBag.cpp."""
+    strides = ctx.strides[0] if ctx.strides else None
+    side_by_side = strides is None or strides[1] == 1
+    return weight.dtype.itemsize <= 4 and side_by_side and padding_idx < 0
+
+
+def _check_offsets(ctx: Context, offsets: jax.Array, count: int) -> None:
+    """The first is 0, and the last at most the number of indices, as torch requires on the host."""
+    if offsets.shape[0] and ctx.platform == "cpu":
+        first = "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0. "
+        within(ctx, offsets[:1], 1, first + "However, got {index}", error=RuntimeError)
+        last = f"offsets[-1] can not be greater than input's length {count} but got offsets[-1] of "
+        within(ctx, offsets[-1:], count + 1, last + "{index}", error=RuntimeError)
+
+
 @lower(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag(
     ctx: Context,
@@ -103,7 +127,9 @@ def embedding_bag(
     padding_idx: int = -1,
 ) -> tuple[jax.Array, ...]:
     out, of, sizes, origin = ctx.result
-    bags = Bags.at(indices, offsets, padding_idx, out.shape[0])
+    bounded = Bags.at(indices, offsets, padding_idx, out.shape[0])
+    bags = bounded.to_the_end()
+    _check_offsets(ctx, offsets, indices.shape[0])
     within(
         ctx,
         indices,
@@ -119,7 +145,7 @@ def embedding_bag(
     else:
         if per_sample_weights is not None:
             rows = rows * lax.expand_dims(lax.convert_element_type(per_sample_weights, rows.dtype), (1,))
-        values = bags.sums(rows)
+        values = (bounded if _is_fast(ctx, weight, padding_idx) else bags).sums(rows)
         values = _divided(values, counts) if mode == MEAN else values
     padded = jnp.zeros(sizes.shape, counts.dtype).at[: counts.shape[0]].set(counts)
     bag_of = bags.of if of.shape == bags.of.shape else jnp.zeros(of.shape, np.int32)
@@ -184,6 +210,8 @@ def embedding_bag_backward(
     if sparse:
         ctx.refuse("a sparse gradient")
     bags = Bags.at(indices, offsets, padding_idx, g.shape[0])
+    if offset2bag.shape == indices.shape:  # not left out, as it is where the sum is that of the fast kernel
+        bags = bags.to_the_end()
     return _weight_gradient(
         ctx, g, indices, bags, maximum_indices, num_weights, scale_grad_by_freq, mode, per_sample_weights
     )
@@ -222,5 +250,7 @@ def per_sample_weights_backward(
     padding_idx: int = -1,
 ) -> jax.Array:
     bags = Bags.at(indices, offsets, padding_idx, g.shape[0])
+    if offset2bag.shape == indices.shape:
+        bags = bags.to_the_end()
     products = lax.reduce_sum(bags.per_index(_wide(g)) * _rows(weight, indices), (1,))
     return cast(lax.select(bags.valid, products, lax.full_like(products, 0)), ctx.result.dtype)

@@ -53,7 +53,9 @@ def keep_axes(x: jax.Array, like: jax.Array, reduced: Sequence[int]) -> jax.Arra
 
 @lower(aten.sum.default, aten.sum.dim_IntList)
 def sum_(ctx: Context, x: jax.Array, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
-    return finish(lax.reduce_sum(widened(cast(x, ctx.result.dtype)), axes(x.ndim, dim)), ctx.result)
+    x = widened(cast(x, ctx.result.dtype))
+    total = lax.reduce_or if x.dtype == np.bool_ else lax.reduce_sum
+    return finish(total(x, axes(x.ndim, dim)), ctx.result)
 
 
 @lower(aten.nansum.default)

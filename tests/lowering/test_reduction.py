@@ -135,3 +135,21 @@ def test_gradients_of_reductions(agrees):
         "log_softmax": lambda x: x.log_softmax(0),
     }
     agrees({name: gradient(f) for name, f in functions.items()}, x)
+
+
+REDUCED_DTYPES = [torch.bool, torch.uint8, torch.int32, torch.float32, torch.complex64]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for name in ("sum", "nansum", "prod", "cumsum", "cumprod")
+        for dtype in REDUCED_DTYPES
+        if not (name.startswith("cum") and dtype is torch.bool)  # eager has none
+    ],
+)
+def test_a_reduction_in_another_dtype_casts_first(agrees, name, dtype):
+    x = torch.tensor([[0.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
+    given = [t for t in REDUCED_DTYPES if name != "nansum" or not (t.is_complex or dtype.is_complex)]
+    agrees({str(t): lambda x, t=t: getattr(x.to(t), name)(dim=1, dtype=dtype) for t in given}, x)

@@ -144,10 +144,11 @@ def _dispatch(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not isinstance(op, OpOverload):
             return original(mode, op, types, args, kwargs)
+        kwargs = _in_result_dtype(op, kwargs or {})
         run = functools.partial(_run, original, mode, op, types, args, kwargs)
         if not op._schema.is_mutable or torch.Tag.inplace_view in op.tags:
             return run()
-        written = _written(op, args, kwargs or {})
+        written = _written(op, args, kwargs)
         for x in written:
             if reason := _refusal(x):
                 raise _refused(op, reason)
@@ -160,6 +161,20 @@ def _dispatch(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return dispatch
+
+
+_COMPUTED_IN_RESULT_DTYPE = frozenset(
+    f"aten::{name}" for name in ("sum", "nansum", "prod", "mean", "cumsum", "cumprod")
+)
+
+
+def _in_result_dtype(op: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the dtype that eager computes in: that of ``out``. The functional form that torch replaces
+    the op by has no ``out``, and would compute in the input's."""
+    out = kwargs.get("out")
+    if op._schema.name not in _COMPUTED_IN_RESULT_DTYPE or out is None or kwargs.get("dtype") is not None:
+        return kwargs
+    return {**kwargs, "dtype": out.dtype}
 
 
 _lock = threading.Lock()

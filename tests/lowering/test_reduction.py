@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import portable as pt
 from portable.testing import lowered
 
 inf, nan = math.inf, math.nan
@@ -153,3 +154,16 @@ def test_a_reduction_in_another_dtype_casts_first(agrees, name, dtype):
     x = torch.tensor([[0.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
     given = [t for t in REDUCED_DTYPES if name != "nansum" or not (t.is_complex or dtype.is_complex)]
     agrees({str(t): lambda x, t=t: getattr(x.to(t), name)(dim=1, dtype=dtype) for t in given}, x)
+
+
+@pytest.mark.parametrize("out", [torch.int32, torch.float64])
+@pytest.mark.parametrize("name", ["sum", "prod", "cumsum", "cumprod"])
+def test_a_reduction_into_a_tensor_of_another_dtype_computes_in_it(agrees, name, out):
+    x = torch.tensor([[2.5, 1.0, 3.5], [16777216.0, 1.0, 1.0]])
+
+    def reduced(x):
+        result = torch.empty(x.shape if name.startswith("cum") else x.shape[:1], dtype=out)
+        return getattr(torch, name)(x, 1, out=result)
+
+    agrees({name: reduced}, x)
+    assert torch.equal(pt.compile(reduced, backend="xla", fallback="error")(x), reduced(x))

@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from portable import backends, config
 from portable.backends.base import Backend
-from portable.compiled import CompiledFunction, CompiledModule, Run, check_able, compile_graph, compiled
+from portable.compiled import CompiledFunction, CompiledModule, check_able, compiled
+from portable.compiled.run import Run, compile_graph
 from portable.errors import ConfigError, UnsupportedInputError
 from portable.explain import Record
 
@@ -114,7 +115,7 @@ def compile(
     if dims is not None:
         raise ConfigError("dims= is not supported yet (bounded dynamic dimensions)", remedy="leave dims out")
     config.fallback_mode(fallback)
-    if not callable(model):
+    if not (callable(model) or isinstance(model, classmethod)):
         raise UnsupportedInputError(f"{type(model).__name__} is not callable", remedy="pass an nn.Module or a function")
     if slo is not None:
         from portable.slo.paths import check_slo

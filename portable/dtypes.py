@@ -67,13 +67,17 @@ def _stand_in(dtype: torch.dtype, zero_dim: bool) -> torch.Tensor:
 _NUMBER = {bool: True, int: 1, float: 1.0, complex: 1j}
 
 
-@functools.lru_cache(maxsize=16384)
 def promote(kind: Promotion, operands: tuple[tuple[torch.dtype, bool] | type, ...]) -> tuple[torch.dtype, torch.dtype]:
-    """(computation dtype, result dtype) of an elementwise op.
+    """(computation dtype, result dtype) of an elementwise op, under the default dtype of now.
 
     Args:
         kind: torch's promotion kind of the op.
         operands: for a tensor (dtype, is it 0-d?), for a Python number its type.
     """
+    return _promote(kind, operands, torch.get_default_dtype())
+
+
+@functools.lru_cache(maxsize=16384)
+def _promote(kind: Promotion, operands: tuple[Any, ...], default: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
     values = [_NUMBER[o] if isinstance(o, type) else _stand_in(*o) for o in operands]
     return elementwise_dtypes(*values, type_promotion_kind=kind)

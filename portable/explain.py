@@ -178,6 +178,7 @@ class Record:
         self.kernels = kernels
         self.objectives: list[Any] = []  # `PathDecision`s, of all paths of the model together
         self._by_frame: dict[Any, GraphRecord] = {}
+        self._captures = 0
         self._lock = threading.Lock()
         if _collecting is not None:
             _collecting.append(self)
@@ -220,10 +221,19 @@ class Record:
         with self._lock:
             cause = _difference(self._by_frame.get(frame), arguments, signature)
             began = getattr(_thread, "began", time.perf_counter())
-            graph = GraphRecord(len(self.graphs), arguments, signature, cause, began, told=self.told)
+            graph = GraphRecord(self._captures, arguments, signature, cause, began, told=self.told)
+            self._captures += 1
             self.graphs.append(graph)
             self._by_frame[frame] = graph
         return graph
+
+    def give_up(self, graphs: Sequence[GraphRecord]) -> None:
+        """Forget captures that no call will run: torch traced the frame again, or left it to eager after all."""
+        with self._lock:
+            indices = {graph.index for graph in graphs}
+            self.graphs = [graph for graph in self.graphs if graph.index not in indices]
+            self.compiles = [each for each in self.compiles if each.graph not in indices]
+            self._by_frame = {f: graph for f, graph in self._by_frame.items() if graph.index not in indices}
 
     def add_breaks(self, reasons: Sequence[Any]) -> None:
         """Note why graphs ended early: Dynamo's reasons (text and the user's stack)."""

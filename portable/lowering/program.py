@@ -433,7 +433,7 @@ class Program:
                 raise Refused("a number that is known only at run time")
             is_array = isinstance(leaf, jax.Array)
             signature.append(Spec(leaf.shape, dtypes.to_torch(leaf.dtype)) if is_array else refusals.Constant(leaf))
-        gm, spec = _traced(function, tuple(signature), tree)
+        gm, spec = _traced(function, tuple(signature), tree, torch.get_default_dtype())
         self._depth += 1
         try:
             return pytree.tree_unflatten(pytree.tree_leaves(self.run(gm, arrays), is_leaf=lambda x: x is None), spec)
@@ -458,7 +458,7 @@ def _torch_kernel(context: Context, effect: bool, *args: Any, **kwargs: Any) -> 
 
 @functools.lru_cache(maxsize=4096)
 def _traced(
-    function: Callable[..., Any], signature: tuple[Spec | refusals.Constant, ...], tree: Any
+    function: Callable[..., Any], signature: tuple[Spec | refusals.Constant, ...], tree: Any, default: torch.dtype
 ) -> tuple[fx.GraphModule, Any]:
     from portable.capture import trace_decomposition
 

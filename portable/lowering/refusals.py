@@ -90,7 +90,7 @@ def check(
     """
     if not (_has_kernel(op) if failed else _can_be_asked(op)) or not any(isinstance(x, Like) for x in leaves):
         return ""
-    reason = _reason(op, tuple(leaves), tree, results)
+    reason = _reason(op, tuple(leaves), tree, results, torch.get_default_dtype())
     return "" if platform != "cpu" and _NARROW.search(reason) else reason
 
 
@@ -219,7 +219,7 @@ def _has_kernel(op: OpOverload) -> bool:
 
 
 @functools.lru_cache(maxsize=16384)
-def _reason(op: OpOverload, leaves: tuple[Like | Constant, ...], tree: Any, results: int) -> str:
+def _reason(op: OpOverload, leaves: tuple[Like | Constant, ...], tree: Any, results: int, default: torch.dtype) -> str:
     """Why eager refuses the call; '' if it does not, or where that is not known."""
     elements = results + sum(_elements(x) for x in leaves if isinstance(x, Like))
     reason = _raised(op, _smaller(op, leaves, tree) if elements > LARGE else leaves, tree)

@@ -434,4 +434,6 @@ def test_a_scaled_product_of_float8_matrices(out):
 
     want, got = product(x, w, *scales), compiled(product)(x, w, *scales)
     assert got.dtype == want.dtype
-    torch.testing.assert_close(got.float(), want.float(), rtol=1e-2, atol=1e-2)
+    # in float8 one unit in the last place: how torch's kernel rounds depends on the processor
+    limit = 0.125 if out == torch.float8_e4m3fn else 1e-2
+    torch.testing.assert_close(got.float(), want.float(), rtol=limit, atol=limit)

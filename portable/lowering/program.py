@@ -336,8 +336,7 @@ class Program:
         before = self._noted()
         try:
             if chosen is not None:
-                first = (context,) if chosen.takes_context else ()
-                value = self._apply(op, functools.partial(chosen.implementation, *first), args, kwargs)
+                value = chosen.implementation(*((context,) if chosen.takes_context else ()), *args, **kwargs)
             elif rule is not None:
                 value = self._apply(op, functools.partial(rule.apply, context), args, kwargs)
             else:

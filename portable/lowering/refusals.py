@@ -33,7 +33,9 @@ KEPT = 8  # sizes up to here are never replaced: kernel sizes, groups, small ran
 CONSTANTS = ((0, 0), (1, 1), (1, 0))  # (of floating-point and complex tensors, of the others)
 
 # ops that check values which no constant may satisfy: of these what torch says of types counts alone
-BY_VALUES = frozenset(("cholesky", "ctc_loss", "repeat_interleave"))
+BY_VALUES = frozenset(("cholesky", "ctc_loss", "repeat_interleave", "remainder", "fmod", "div", "floor_divide"))
+# fused kernels that end the process for some of the constants
+NEVER = frozenset(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"))
 BY_MASKS = frozenset(
     ("_index_put_impl_", "_unsafe_index_put", "index_put", "index_put_")
 )  # where an argument is a mask
@@ -214,7 +216,7 @@ def _can_be_asked(op: OpOverload) -> bool:
 
 
 def _has_kernel(op: OpOverload) -> bool:
-    known = op.namespace in NAMESPACES and not op.is_view
+    known = op.namespace in NAMESPACES and not op.is_view and _name(op) not in NEVER
     return known and bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"))
 
 
@@ -227,7 +229,7 @@ def _reason(op: OpOverload, leaves: tuple[Like | Constant, ...], tree: Any, resu
         return reason
     name = _name(op)
     masked = any(isinstance(x, Like) and x.dtype in (torch.bool, torch.uint8) for x in leaves)
-    if name in BY_VALUES or (name in BY_MASKS and masked) or elements > HUGE:
+    if name in BY_VALUES or name.startswith("linalg_") or (name in BY_MASKS and masked) or elements > HUGE:
         return ""
     return reason if elements <= LARGE else _raised(op, leaves, tree)
 

@@ -293,7 +293,8 @@ def narrowed(x: jax.Array, dtype: torch.dtype) -> jax.Array:
         return x
     if dtype == torch.bfloat16:
         return lax.reduce_precision(x, 8, 7)
-    return lax.convert_element_type(lax.convert_element_type(x, np.float16), np.float32)
+    rounded = lax.convert_element_type(lax.convert_element_type(x, np.float16), np.float32)
+    return lax.reduce_precision(rounded, 8, 12)  # as it is; LLVM would make half-precision products and sums one
 
 
 @functools.cache

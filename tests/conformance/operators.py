@@ -25,7 +25,10 @@ TOLERANCE = {
     torch.complex64: 1e-3,
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
+    torch.float8_e4m3fn: 0.125,  # one unit in the last place: how torch's products round depends on the processor
+    torch.float8_e5m2: 0.25,
 }
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Limitation(NamedTuple):
@@ -88,4 +91,6 @@ def compare(want: Any, have: Any) -> None:
             continue
         e, g = (t.detach().resolve_conj().resolve_neg() for t in (e, g))
         limit = TOLERANCE.get(e.dtype, 0)
+        if e.dtype in FLOAT8 and g.dtype == e.dtype:
+            e, g = e.float(), g.float()
         torch.testing.assert_close(g, e, rtol=limit, atol=limit, equal_nan=True, check_stride=False)

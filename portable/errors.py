@@ -75,6 +75,10 @@ class UnsupportedOutputError(PortableError, TypeError):
     """The function returns something that a compiled program cannot return."""
 
 
+class UnsupportedGradientError(PortableError, RuntimeError):
+    """A derivative that a compiled function does not have: a second one, or one in forward mode."""
+
+
 @dataclass(frozen=True)
 class UnsupportedOp:
     """One operator that was refused: its overload, why, and the line of the user's code that calls it, if known."""

@@ -18,6 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
+from portable.capture.backward import Backward, Watch
 from portable.errors import UnsupportedInputError, UnsupportedOp, UnsupportedOpError
 from portable.lowering import refusals
 from portable.lowering.draws import Draws, generator_state
@@ -164,8 +165,17 @@ def aot(
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+    watch: Watch | None = None
+
     def compiler(kind: str) -> Callable[..., Any]:
-        return lambda aten, inputs: compile_aten(aten, inputs, kind)
+        def compiled(aten: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            nonlocal watch
+            if kind == "backward":
+                return Backward(aten, inputs, compile_aten)
+            watch = Watch.of_this_graph()
+            return compile_aten(aten, inputs, kind)
+
+        return compiled
 
     compile_graph = aot_autograd(
         fw_compiler=compiler("forward"),
@@ -179,7 +189,7 @@ def aot(
         torch._functorch.config.patch(unlift_effect_tokens=True),
     ):  # else tokens are arguments at run time
         compiled: Callable[..., Any] = compile_graph(gm, example_inputs)
-    return compiled
+    return (watch or Watch(())).watched(compiled)
 
 
 @contextlib.contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
+from torch.utils._python_dispatch import _disable_current_modes
 
 from portable import dtypes
 from portable.lowering.context import Context
@@ -79,7 +81,22 @@ def scaled_mm(
     product = dot_wide(ctx, *scaled)
     if bias is not None:
         product = lax.add(product, broadcast(cast(bias, torch.float32), product.shape))
-    return cast(product, ctx.result.dtype)
+    result = cast(product, ctx.result.dtype)
+    if not _overflows(ctx.result.dtype):
+        return result
+    fits = lax.le(lax.abs(product), lax.full_like(product, torch.finfo(ctx.result.dtype).max))
+    return lax.select(fits, result, lax.full_like(result, jnp.nan))
+
+
+@functools.cache
+def _overflows(dtype: torch.dtype) -> bool:
+    """Whether torch's kernel gives NaN for a product that float8 does not hold: on some processors it saturates."""
+    if dtype.itemsize > 1:
+        return False
+    with _disable_current_modes():
+        large = torch.full((16, 16), 256.0).to(torch.float8_e4m3fn)
+        one = torch.ones(())
+        return bool(torch._scaled_mm(large, large.t(), one, one, out_dtype=dtype).float().isnan().any())
 
 
 @lower(aten.mv.default, aten.dot.default)

@@ -155,7 +155,7 @@ def coverage(
     _refuse_bare(args, "coverage(model, (x,))")
     named = ALL if targets == "all" else (targets,) if isinstance(targets, str) else tuple(targets)
     if isinstance(model, CompiledModule | CompiledFunction):
-        model = model._portable_run.target
+        model = object.__getattribute__(model, "_portable_run").target
     survey = Survey(named)
     run = _observed(model, survey, args, kwargs or {}, backward)
     return Coverage(run.record.name, len(run.record.graphs), survey.uses, run.record.breaks)
@@ -212,7 +212,7 @@ def check(
     if on.size > 1 and backward:
         raise ConfigError("a sharded check of the backward pass is not built", remedy="leave out mesh= or backward=")
     if isinstance(model, CompiledModule | CompiledFunction):
-        model = model._portable_run.target
+        model = object.__getattribute__(model, "_portable_run").target
     lowering = Lowering(named, model, (args, kwargs))
     told = progress or (lambda line: None)
     told("capturing and lowering")

@@ -63,7 +63,7 @@ class CompiledModule(torch.nn.Module):
 
 
 def _run(module: Any) -> Run:
-    return object.__getattribute__(module, "_portable_run")  # type: ignore[no-any-return]
+    return object.__getattribute__(module, "_portable_run")
 
 
 def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -220,12 +220,12 @@ def compiled(model: Any, options: dict[str, Any]) -> Any:
     if isinstance(model, staticmethod | classmethod):
         return type(model)(compiled(model.__func__, options))
     if isinstance(model, CompiledModule | CompiledFunction):
-        model = model._portable_run.target
+        model = _run(model).target
     made = Run if options["slo"] is None else RunByObjective
     run = made(model, chosen, options["fullgraph"], options["dynamic"], options)
     if not isinstance(model, torch.nn.Module):
         return CompiledFunction(model, run)
-    module = object.__new__(compiled_type(type(model)))
+    module: Any = object.__new__(compiled_type(type(model)))
     object.__setattr__(module, "__dict__", model.__dict__)
     object.__setattr__(module, "_portable_run", run)
     return module

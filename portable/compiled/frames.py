@@ -25,7 +25,7 @@ from portable.lowering import refusals
 _COLD = threading.RLock()
 
 
-def cold() -> threading.RLock:  # type: ignore[valid-type]
+def cold() -> threading.RLock:
     """The lock of this process within which captures happen."""
     return _COLD
 
@@ -82,7 +82,7 @@ def captured(
     """
     context = torch._dynamo.optimize(backend, **options)
     if isinstance(context, _TorchDynamoContext):  # not where Dynamo is switched off
-        context.callback = Capture(context.callback, record)
+        context.callback = Capture(context.callback, record)  # type: ignore[assignment]
     call: Callable[..., Any] = context(target)
     # As a module, what Dynamo makes of one would run the hooks of all modules a second time.
     return call.forward if isinstance(call, OptimizedModule) else call

@@ -95,7 +95,7 @@ class Run:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A call of the target: of a module with its hooks."""
-        if torch.compiler.is_dynamo_compiling() or torch._C._is_tracing():  # type: ignore[attr-defined]
+        if torch.compiler.is_dynamo_compiling() or torch._C._is_tracing():
             return self.target(*args, **kwargs)  # inside another compiled model: part of its graph
         return self._run(self._captured_now(None), args, kwargs)
 
@@ -108,7 +108,7 @@ class Run:
         watches these."""
         key = (method, *(hook for hooks in _HOOKS if hooks for hook in hooks.values()))
         if key not in self._compiled:
-            self._compiled[key] = self._captured(self.target if method is None else method.__get__(self.target))
+            self._compiled[key] = self._captured(self.target if method is None else method.__get__(self.target))  # type: ignore[call-arg]
         return self._compiled[key]
 
     def _run(self, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -64,7 +64,7 @@ MODULES = [
     lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU())),
     Net,
 ]
-# how it is called, made, copied and pickled, and what looks attributes up, are its own
+# how it is called, made, copied and pickled, what looks attributes up and who refers to it weakly, are its own
 OWN = {
     "__call__",
     "__copy__",
@@ -74,6 +74,7 @@ OWN = {
     "__new__",
     "__reduce__",
     "__reduce_ex__",
+    "__weakref__",
 }
 
 
